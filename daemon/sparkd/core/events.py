@@ -1,0 +1,287 @@
+"""What comes in: everything that the core ever learns, in the past tense. Don't subclass these.
+
+Every event of a unit, probe or source carries the generation that it is about; events of generations that
+are over are folded as history and never act.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
+from sparkd.signals.model import MemorySample, Signal
+from sparkd.words import Phase, UnitName
+
+
+class Path(StrEnum):
+    """By which way a peer's word came."""
+
+    MQTT = "mqtt"
+    HTTP = "http"
+
+
+class Verb(StrEnum):
+    """What an operator can ask."""
+
+    START = "start"
+    STOP = "stop"
+    PAUSE = "pause"
+    RESUME = "resume"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftoversSwept:
+    """Processes of earlier daemons were looked for and are gone; `survivors` are unkillable pids."""
+
+    generations: tuple[int, ...]
+    survivors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChanged:
+    """The session with the broker came up or was lost."""
+
+    connected: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReceived:
+    """A peer's status; retained ones inform only."""
+
+    status: MemberStatus
+    path: Path
+    retained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IntentReceived:
+    """An intent from the broker; retained ones inform only."""
+
+    intent: Intent
+    retained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReceived:
+    """Evidence of a peer."""
+
+    report: Report
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryReceived:
+    """A peer's telemetry."""
+
+    telemetry: Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class WillReceived:
+    """The broker says that a peer's connection broke: triggers a probe, nothing else."""
+
+    node: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProbed:
+    """Outcome of asking a peer's HTTP view; `reached` False = no path answered, with the reason."""
+
+    node: str
+    reached: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStarted:
+    """A unit's root process runs."""
+
+    unit: UnitName
+    generation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStartFailed:
+    """A unit could not be started at all."""
+
+    unit: UnitName
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitExited:
+    """A unit's root process ended; exactly one of code and signal is known, or neither."""
+
+    unit: UnitName
+    generation: int
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEmptied:
+    """No process of the unit's tree is left."""
+
+    unit: UnitName
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitUnkillable:
+    """Processes of the unit's tree survived SIGKILL."""
+
+    unit: UnitName
+    generation: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesDrained:
+    """Every local log source of the generation has been read past its end."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSeen:
+    """The engine's own output shows a phase, or progress within it."""
+
+    generation: int
+    phase: Phase | None = None
+    done: int | None = None
+    total: int | None = None
+    kv_cache_bytes: int | None = None
+    rate_tok_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSeen:
+    """A signal recognised on this node."""
+
+    signal: Signal
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """One node as Ray's GCS lists it."""
+
+    address: str
+    alive: bool
+    is_head: bool
+    node_id: str
+    resources: tuple[tuple[str, float], ...] = ()
+    death_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipObserved:
+    """Ray's table of nodes; `nodes` None = unknown, with the reason (refused, deadline, token …)."""
+
+    generation: int
+    nodes: tuple[RayNode, ...] | None
+    reason: str = ""
+    ray_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineObserved:
+    """The engine's health and counters; each None = unknown.
+
+    `answered` False: the port refused or timed out; `healthy`: /health said 200.
+    """
+
+    generation: int
+    answered: bool
+    healthy: bool | None = None
+    running: int | None = None
+    waiting: int | None = None
+    tokens_total: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryAnswered:
+    """Outcome of one real generation; ok False with the reason; ok None = the deadline passed."""
+
+    generation: int
+    ok: bool | None
+    latency_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryObserved:
+    """One reading of this node's memory."""
+
+    sample: MemorySample
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChecked:
+    """Outcome of the check before a launch (weights complete and not growing, programs there)."""
+
+    ready: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAsked:
+    """A person (or the service manager) asked for something."""
+
+    verb: Verb
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStalled:
+    """This daemon itself did not run for a while: every silence deadline starts anew."""
+
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The core's own deadline is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed:
+    """An effect could not be carried out (an error of an adapter, a deadline)."""
+
+    command: str
+    reason: str
+
+
+Event = (
+    LeftoversSwept
+    | BrokerChanged
+    | StatusReceived
+    | IntentReceived
+    | ReportReceived
+    | TelemetryReceived
+    | WillReceived
+    | PeerProbed
+    | UnitStarted
+    | UnitStartFailed
+    | UnitExited
+    | UnitEmptied
+    | UnitUnkillable
+    | SourcesDrained
+    | PhaseSeen
+    | SignalSeen
+    | MembershipObserved
+    | EngineObserved
+    | CanaryAnswered
+    | MemoryObserved
+    | ModelChecked
+    | OperatorAsked
+    | LoopStalled
+    | TimerFired
+    | CommandFailed
+)

@@ -1,0 +1,151 @@
+"""What nodes say to each other. Pure values; `wire` turns them into signed bytes and back.
+
+Retained messages inform and never order; what orders names the instance of every addressee. Outcomes are
+levels: a status repeats what was applied and reached, so a lost message is only a late one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sparkd.signals.model import Signal
+from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
+
+
+class UnitState(StrEnum):
+    """Where a unit is. `exited`: its root ended but processes of its tree may live; `gone`: none does."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+    GONE = "gone"
+    UNKILLABLE = "unkillable"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStatus:
+    """One unit as its node reports it; `ordered`: its end was ordered by sparkd."""
+
+    unit: UnitName
+    generation: int
+    state: UnitState
+    code: int | None = None
+    signal: int | None = None
+    ordered: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What the coordinator wants, as a level: the units that shall run on each node.
+
+    A node whose `wanted` is empty fences: everything of this generation and of older ones must be dead.
+
+    Attributes:
+        stamp: (epoch, generation).
+        seq: grows with every intent of one coordinator instance.
+        coordinator: instance of the coordinating daemon; node: its name.
+        addressees: (node, instance) of everybody for whom it is.
+        wanted: (node, units) in the order of configuration.
+        settings: the memory settings of this generation.
+        shared_digest: digest of the plan's shared part; node_digests: each node's own, as it reported it.
+        phase: the coordinator's phase; informs.
+        grace_s: how long a unit may take to end before it is killed with SIGKILL.
+    """
+
+    stamp: Stamp
+    seq: int
+    coordinator: str
+    node: str
+    addressees: tuple[tuple[str, str], ...]
+    wanted: tuple[tuple[str, tuple[UnitName, ...]], ...]
+    settings: Settings
+    shared_digest: str
+    node_digests: tuple[tuple[str, str], ...]
+    phase: Phase
+    grace_s: float = 10.0
+
+    def units_of(self, node: str) -> tuple[UnitName, ...]:
+        """Return the units wanted on *node*, none where it is not named."""
+        return next((units for name, units in self.wanted if name == node), ())
+
+    def instance_of(self, node: str) -> str | None:
+        """Return the instance of *node* for which this intent is, None where it is not addressed."""
+        return next((instance for name, instance in self.addressees if name == node), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One node's retained status.
+
+    Attributes:
+        node, instance: who says it.
+        seen: the highest stamp that this node has ever seen (survives restarts on its disk).
+        heard: (node, instance) of the peers as this node last heard them: proves freshness without a clock.
+        intent_seq, intent_coordinator: the last intent applied here.
+        refused: why the newest intent for this instance was refused, None = it was not.
+        units: the units known here.
+        swept: leftovers of earlier daemons have been looked for, and none is left.
+        emptied_generation: everything up to this generation is dead here.
+        fenced_generation: ... and its memory is back.
+        drained_generation: every local source has been read past the end of this generation.
+        report_seq: highest sequence number of this instance's evidence.
+        shared_digest, node_digest: the plan as this node renders it.
+        ready: what must be there before a launch is there; None = not checked yet; not_ready: why not.
+        leaving: this daemon is going to stop its member.
+        available_bytes, total_bytes, pressure_percent: the node's memory, None = unknown.
+        broker: what this node's session with the broker is ("connected"); informs.
+    """
+
+    node: str
+    instance: str
+    seen: Stamp = NO_STAMP
+    heard: tuple[tuple[str, str], ...] = ()
+    intent_seq: int = 0
+    intent_coordinator: str = ""
+    refused: str | None = None
+    units: tuple[UnitStatus, ...] = ()
+    swept: bool = False
+    emptied_generation: int = 0
+    fenced_generation: int = 0
+    drained_generation: int = 0
+    report_seq: int = 0
+    shared_digest: str = ""
+    node_digest: str = ""
+    ready: bool | None = None
+    not_ready: str | None = None
+    leaving: bool = False
+    available_bytes: int | None = None
+    total_bytes: int | None = None
+    pressure_percent: float | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Evidence on its way to the coordinator: signals with sequence numbers first_seq, first_seq + 1, …
+
+    Each signal's `at_s` is translated into `ages_s` (seconds before sending) on the wire and back.
+    """
+
+    node: str
+    instance: str
+    first_seq: int
+    signals: tuple[Signal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Once a second: what the peer keeps as a black box and the status page shows. Never decides."""
+
+    node: str
+    instance: str
+    phase: Phase
+    generation: int
+    available_bytes: int | None = None
+    total_bytes: int | None = None
+    pressure_percent: float | None = None
+    done: int | None = None
+    total: int | None = None

@@ -1,0 +1,150 @@
+"""What happened: facts for disk, log, metrics and people. Frozen, written once, never read by the core.
+
+A step's records are on disk before its commands run (`DURABLE` names those that must be).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkd.signals.model import Diagnosis
+from sparkd.words import Phase, Settings, Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class StampAdvanced:
+    """The highest stamp that this node has seen grew."""
+
+    seen: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The coordinator moved to another phase."""
+
+    generation: int
+    before: Phase
+    after: Phase
+    reason: str
+    spent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFor:
+    """The preconditions that are missing changed."""
+
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitChanged:
+    """A unit of this node started, ended, or could not be ended."""
+
+    unit: str
+    generation: int
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDropped:
+    """A message was not acted upon (old epoch, another instance, a replay, a differing plan)."""
+
+    kind: str
+    reason: str
+    sender: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When the stages of one failure were reached, monotonic seconds; None = not reached.
+
+    detected: first evidence · fence_ordered: intent with nothing wanted · emptied: every node's processes
+    dead · decided: remedy chosen · fenced: memory back everywhere · launched · serving.
+    """
+
+    detected_s: float
+    fence_ordered_s: float | None = None
+    emptied_s: float | None = None
+    decided_s: float | None = None
+    fenced_s: float | None = None
+    launched_s: float | None = None
+    serving_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentOpened:
+    """The first signal of trouble."""
+
+    incident: int
+    generation: int
+    phase: Phase
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remedied:
+    """A failed generation was judged and a remedy chosen (also "nothing", with its reason)."""
+
+    incident: int
+    generation: int
+    diagnosis: Diagnosis
+    action: str
+    explanation: str
+    settings_before: Settings
+    settings_after: Settings
+    backoff_s: float
+    times: Times
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentClosed:
+    """The incident ended: recovered, escalated, paused, stopped or waiting."""
+
+    incident: int
+    outcome: str
+    cause: str
+    generation: int
+    relaunches: int
+    times: Times
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsAdopted:
+    """These settings are in force from the next generation on."""
+
+    settings: Settings
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A generation answered a real generation correctly."""
+
+    generation: int
+    latency_s: float
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InvariantBroken:
+    """A rule of the core does not hold: a defect of sparkd, shown instead of hidden."""
+
+    rule: str
+
+
+Record = (
+    StampAdvanced
+    | PhaseChanged
+    | WaitingFor
+    | UnitChanged
+    | MessageDropped
+    | IncidentOpened
+    | Remedied
+    | IncidentClosed
+    | SettingsAdopted
+    | Verified
+    | InvariantBroken
+)
+DURABLE = (StampAdvanced, IncidentOpened, Remedied, IncidentClosed, SettingsAdopted)

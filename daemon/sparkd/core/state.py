@@ -1,0 +1,248 @@
+"""One frozen tree: folds and references, no raw data. At most `SIGNALS_MAX` signals an incident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen
+from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
+from sparkd.core.records import Times
+from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
+from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
+
+SIGNALS_MAX = 64
+REPORTS_MAX = 128
+RETIRED_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of this node's member. `stop_sent`: StopUnit was ordered; `ordered`: its end was wanted."""
+
+    unit: UnitName
+    generation: int
+    state: UnitState
+    since_s: float
+    pid: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    ordered: bool = False
+    reason: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether any process of it may exist."""
+        return self.state is not UnitState.GONE
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Evidence of this instance, kept for peers: signals number first_seq … first_seq + len - 1."""
+
+    first_seq: int = 1
+    signals: tuple[Signal, ...] = ()
+    sent_seq: int = 0
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence number of the newest signal, 0 where there is none."""
+        return self.first_seq + len(self.signals) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What was last said, and when; so that only changes and heartbeats are published."""
+
+    status: MemberStatus | None = None
+    status_at_s: float = float("-inf")
+    telemetry_at_s: float = float("-inf")
+    intent_at_s: float = float("-inf")
+    intent_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The engine's part on this node."""
+
+    intent: Intent | None = None
+    refused: str | None = None
+    units: tuple[Unit, ...] = ()
+    sweeping: bool = False
+    swept: bool = False
+    emptied_at_s: float | None = None
+    emptied_generation: int = 0
+    fenced_generation: int = 0
+    draining_generation: int = 0
+    drained_generation: int = 0
+    memory: MemorySample | None = None
+    baseline_bytes: int | None = None
+    outbox: Outbox = field(default_factory=Outbox)
+    ready: bool | None = None
+    not_ready: str | None = None
+    checked_at_s: float = float("-inf")
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another node, as far as it is known."""
+
+    node: str
+    status: MemberStatus | None = None
+    heard_at_s: float = float("-inf")
+    mqtt_at_s: float = float("-inf")
+    http_at_s: float = float("-inf")
+    fresh: bool = False
+    retired: tuple[str, ...] = ()
+    received_seq: int = 0
+    probing: bool = False
+    probed_at_s: float = float("-inf")
+    probe_reason: str = ""
+    telemetry: Telemetry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is observed of the running generation; everything starts anew with a generation."""
+
+    progress: PhaseSeen | None = None
+    progress_at_s: float = 0.0
+    kv_cache_bytes: int | None = None
+    rate_tok_s: float | None = None
+    membership: MembershipObserved | None = None
+    membership_ok_at_s: float = 0.0
+    membership_why: str = ""
+    probing_membership: bool = False
+    probed_membership_at_s: float = float("-inf")
+    proven: bool = False
+    engine: EngineObserved | None = None
+    probing_engine: bool = False
+    probed_engine_at_s: float = float("-inf")
+    tokens_total: float | None = None
+    token_at_s: float = 0.0
+    canary_sent_at_s: float | None = None
+    canary_done_at_s: float = float("-inf")
+    canary_ok: bool | None = None
+    canary_latency_s: float | None = None
+    canary_why: str = ""
+    outstanding_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed generation, from its first evidence to the decision."""
+
+    generation: int
+    phase: Phase
+    times: Times
+    signals: tuple[Signal, ...] = ()
+    exits: tuple[UnitExit, ...] = ()
+    kv_cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """From the first signal of trouble to verified recovery or escalation."""
+
+    number: int
+    opened_at_s: float
+    failures: int = 0
+    relaunches: int = 0
+    causes: tuple[str, ...] = ()
+    diagnosis: Diagnosis | None = None
+    remedy: str = ""
+    times: Times | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """What only the head has: the engine's phase, the intent, the incident, the budgets."""
+
+    phase: Phase = Phase.IDLE
+    phase_since_s: float = 0.0
+    target: bool = True
+    epoch_taken: bool = False
+    seq: int = 0
+    intent: Intent | None = None
+    formed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    watch: Watch = field(default_factory=Watch)
+    recent: tuple[Signal, ...] = ()
+    failure: Failure | None = None
+    incident: Incident | None = None
+    incidents: int = 0
+    spent: tuple[tuple[str, float], ...] = ()
+    backoff_until_s: float | None = None
+    needs: str = ""
+    launched_at_s: float | None = None
+    shutdown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the core knows.
+
+    Attributes:
+        seen: the highest stamp ever seen by this node (on disk before any command runs).
+        coordinator: None on workers.
+        ending: EndDaemon was ordered.
+        wake_at_s: the core's next deadline, None = none.
+    """
+
+    node: str
+    instance: str
+    member: Member
+    peers: tuple[Peer, ...]
+    published: Published = field(default_factory=Published)
+    coordinator: Coordinator | None = None
+    seen: Stamp = NO_STAMP
+    broker: bool = False
+    broker_since_s: float = 0.0
+    leaving_since_s: float | None = None
+    ending: bool = False
+    wake_at_s: float | None = None
+
+    def peer(self, node: str) -> Peer | None:
+        """Return what is known of *node*."""
+        return next((peer for peer in self.peers if peer.node == node), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What survives a restart of the daemon, read from disk before the first step."""
+
+    seen: Stamp = NO_STAMP
+    incidents: int = 0
+    settings: Settings | None = None
+    asked: Settings | None = None
+
+
+def initial(
+    policy_node: str,
+    head: str,
+    nodes: tuple[str, ...],
+    instance: str,
+    remembered: Remembered,
+    asked: Settings,
+    *,
+    autostart: bool,
+    now: float,
+) -> State:
+    """Return the state of a daemon that has just started.
+
+    Settings that were learned hold as long as the operator asks for the same as when they were learned.
+    """
+    keep = remembered.settings is not None and remembered.asked == asked
+    settings = remembered.settings if keep and remembered.settings is not None else asked
+    coordinator = Coordinator(
+        phase_since_s=now, target=autostart, settings=settings, incidents=remembered.incidents
+    )
+    return State(
+        node=policy_node,
+        instance=instance,
+        member=Member(),
+        peers=tuple(Peer(node=name) for name in nodes if name != policy_node),
+        coordinator=coordinator if policy_node == head else None,
+        seen=remembered.seen,
+    )

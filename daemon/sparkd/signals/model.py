@@ -1,0 +1,180 @@
+"""What the reading and judging of evidence speaks in: records, signals, evidence, diagnosis.
+
+Times are seconds on the reading daemon's monotonic clock. A time of another node is translated before it
+comes here (`Signal.at_s` of a peer's signal = time of receipt minus the age that the peer reported), so
+that nothing is ordered by two wall clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sparkd.words import Phase, UnitName
+
+
+class Proof(StrEnum):
+    """What a signal is worth: decides alone, supports, follows from something else, or means nothing."""
+
+    PROVES = "proves"
+    SUGGESTS = "suggests"
+    CASCADE = "cascade"
+    NOISE = "noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line (or one multi-line record) of one source, as it was read.
+
+    Attributes:
+        source: where it came from, as an operator would name it ("serve log", "raylet.out", "kernel").
+        node: the node that read it.
+        text: the text, decoded with replacement, ANSI codes removed, at most `intake` 's length limit.
+        at_s: when it was read (monotonic seconds of the reading daemon).
+        generation: the generation whose unit wrote it; 0 where none is known.
+        printed: the time as the source printed it, for quoting only.
+    """
+
+    source: str
+    node: str
+    text: str
+    at_s: float = 0.0
+    generation: int = 0
+    printed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A measured number with its unit in its name (`used_bytes`, `shard_total`)."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One fact recognised in a record, a unit's exit, a membership or a memory observation.
+
+    Attributes:
+        id: the catalogue's name of it (`ray_kill_details`), or of the observation that made it.
+        cause: the cause code that it stands for (`ray_oom_kill`); taxonomy in docs/causes.md.
+        proof: what it is worth.
+        fatal: the running generation cannot go on after it, whatever the cause turns out to be.
+        node: the node that it concerns (not always the node that printed it).
+        rank: the rank that it concerns, where the text says so.
+        phase: the phase that its text proves, where it does.
+        quantities: measured numbers, in the catalogue's order.
+        source, quote, printed: where it stands, the words themselves (shortened), the printed time.
+        at_s: time of receipt (see the module's note).
+        generation: the generation that it belongs to; 0 = not known.
+    """
+
+    id: str
+    cause: str
+    proof: Proof
+    node: str
+    source: str
+    quote: str
+    at_s: float
+    generation: int = 0
+    fatal: bool = False
+    rank: int | None = None
+    phase: Phase | None = None
+    printed: str | None = None
+    quantities: tuple[Quantity, ...] = ()
+
+    def quantity(self, name: str) -> float | None:
+        """Return the value of the named quantity, or None where the text did not give it."""
+        return next((q.value for q in self.quantities if q.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitExit:
+    """How a unit's root process ended. Exactly one of `code` and `signal` is known, or neither."""
+
+    node: str
+    unit: UnitName
+    generation: int
+    at_s: float
+    code: int | None = None
+    signal: int | None = None
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """One reading of a node's memory, in bytes; pressure is PSI `some avg10` in percent, None = unknown."""
+
+    at_s: float
+    available_bytes: int
+    total_bytes: int
+    swap_used_bytes: int = 0
+    pressure_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a judgement may use: no state, no clock, no files."""
+
+    signals: tuple[Signal, ...] = ()
+    exits: tuple[UnitExit, ...] = ()
+    phase: Phase | None = None
+    nodes: tuple[str, ...] = ()
+    head: str | None = None
+    kv_cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A piece of quoted evidence: where, when (as printed, else empty) and the words."""
+
+    node: str
+    source: str
+    printed: str
+    text: str
+    role: str = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The root cause, named, quantified and quoted.
+
+    Attributes:
+        cause: a cause code; `unknown` where no evidence decides, `none` where nothing is wrong.
+        phase: the phase in which it happened, None = not known.
+        node, rank: where, None = not known.
+        transient: whether an unchanged restart can help; None = not known.
+        confidence: 0 to 1; below 0.5 the cause is `unknown`.
+        explanation: one sentence that a person would write.
+        evidence: the quotes that decided, root first; cascade: the quotes that it explains.
+        candidates: for `unknown`: the causes that the evidence would allow, best first.
+        advice: what only a person can do, empty where sparkd acts by itself.
+    """
+
+    cause: str
+    phase: Phase | None
+    node: str | None
+    transient: bool | None
+    confidence: float
+    explanation: str
+    rank: int | None = None
+    quantities: tuple[Quantity, ...] = ()
+    evidence: tuple[Quote, ...] = ()
+    cascade: tuple[Quote, ...] = ()
+    candidates: tuple[str, ...] = ()
+    advice: str = ""
+
+    def quantity(self, name: str) -> float | None:
+        """Return the value of the named quantity, or None where no evidence gave it."""
+        return next((q.value for q in self.quantities if q.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseInfo:
+    """What is known of a cause, beside its signals: see `signals.causes`."""
+
+    code: str
+    transient: bool | None
+    permanent: bool
+    title: str
+    advice: str = ""

@@ -1,0 +1,112 @@
+"""The project's words as types: the leaf that every other package may import.
+
+One word an idea. `signals` and `engines` stand below `core` and still need to say *phase*, *unit* or
+*settings*; these words therefore live under all three instead of inside one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a node is in the cluster: rank 0 (coordinates, runs the API server) or any other rank."""
+
+    HEAD = "head"
+    WORKER = "worker"
+
+
+class UnitName(StrEnum):
+    """One supervised process tree of a member. Declared in the order in which they start."""
+
+    RAY = "ray"
+    SERVE = "serve"
+
+
+class Backend(StrEnum):
+    """vLLM's executor over the nodes: a Ray cluster, or vLLM's own multi-node mode."""
+
+    RAY = "ray"
+    MP = "mp"
+
+
+class Phase(StrEnum):
+    """Where a generation is. The legal moves stand in `core.phases`."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    FENCING = "fencing"
+    FORMING = "forming"
+    RESOLVING_CONFIG = "resolving_config"
+    INIT_DISTRIBUTED = "init_distributed"
+    LOADING_WEIGHTS = "loading_weights"
+    COMPILING = "compiling"
+    PROFILING = "profiling"
+    ALLOCATING_KV_CACHE = "allocating_kv_cache"
+    CAPTURING_GRAPHS = "capturing_graphs"
+    STARTING_API = "starting_api"
+    VERIFYING = "verifying"
+    SERVING = "serving"
+    FAILING = "failing"
+    BACKING_OFF = "backing_off"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    ESCALATED = "escalated"
+
+
+class CudaGraph(StrEnum):
+    """How much CUDA graph capture the engine does, most first: each step down needs less memory."""
+
+    FULL = "full"
+    PIECEWISE = "piecewise"
+    REDUCED = "reduced"
+    NONE = "none"
+
+
+class LoadFormat(StrEnum):
+    """How weights are read: the engine's default, or without filling the page cache ahead."""
+
+    AUTO = "auto"
+    LAZY = "lazy"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """(epoch, generation), on every message, unit, probe and event. Orders by epoch first."""
+
+    epoch: int
+    generation: int
+
+
+NO_STAMP = Stamp(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The memory settings of a plan. `None` means: the engine's own default.
+
+    Attributes:
+        ray_memory_threshold: share of the node's memory above which Ray kills a worker; None turns the
+            monitor off (allowed only while every node's guard enforces).
+        gpu_memory_utilization: share of the device's memory that vLLM may use, 0 to 1.
+        kv_cache_bytes: size of the KV cache of one rank; overrides the utilisation for that purpose.
+        max_num_batched_tokens: most tokens of one engine step.
+        max_num_seqs: most requests of one engine step.
+        cudagraph: how much CUDA graph capture is done.
+        max_model_len: longest context in tokens.
+        load_format: how the weights are read.
+    """
+
+    ray_memory_threshold: float | None = 0.95
+    gpu_memory_utilization: float = 0.90
+    kv_cache_bytes: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    cudagraph: CudaGraph = CudaGraph.FULL
+    max_model_len: int | None = None
+    load_format: LoadFormat = LoadFormat.AUTO
+
+
+GIB = 1 << 30
