@@ -28,7 +28,7 @@ class StartUnit:
 
 @dataclass(frozen=True, slots=True)
 class StopUnit:
-    """End a unit's whole tree: SIGTERM, after *grace_s* SIGKILL; UnitExited, UnitEmptied or UnitUnkillable."""
+    """End a unit's whole tree: SIGTERM, after *grace_s* SIGKILL; UnitEmptied or UnitUnkillable."""
 
     unit: UnitName
     generation: int

@@ -125,7 +125,7 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Evidence on its way to the coordinator: signals with sequence numbers first_seq, first_seq + 1, …
+    """Evidence on its way to the coordinator: signals numbered from first_seq on.
 
     Each signal's `at_s` is translated into `ages_s` (seconds before sending) on the wire and back.
     """

@@ -51,17 +51,21 @@ class Policy:
         shared_digest, node_digest: the plan as this node renders it (see `engines.digest`).
         version: this daemon's version.
         guard_enforcing: every node's guard is observed enforcing (none exists before the memory guard does).
+        ray_monitor_off_asked: the operator asks for Ray's memory monitor off; `settings` then holds the
+            highest threshold instead, for the monitor may be off only while every guard enforces.
         autostart: start the engine when the daemon starts.
         phase_budget_s: longest silence of progress within a phase.
         stall_s: longest silence of a load that has begun to progress.
-        membership_every_s, membership_silence_s: period of Ray's table; how long it may be unknown while serving.
+        membership_every_s, membership_silence_s: period of Ray's table; how long it may be
+            unknown in a running generation.
         engine_every_s: period of /health and /metrics.
         canary_idle_s: a real generation when no token was seen for so long.
         no_progress_s: requests outstanding (or a canary) and no token for so long = hang.
         verify_deadline_s: for the generation that proves a start.
         drain_deadline_s: the decision falls at the latest so long after the failure.
         stop_grace_s: SIGTERM to SIGKILL in an ordered stop; fail_grace_s: the same for a failed generation.
-        memory_release_s: longest wait for a dead generation's memory; memory_tolerance_bytes: what may be missing.
+        memory_release_s: longest wait for a dead generation's memory; memory_tolerance_bytes: what may
+            be missing.
         peer_silence_s: no word from a peer for so long = absent.
         status_every_s, telemetry_every_s, resend_s: periods of publishing.
         model_check_s: period of the check of what a launch needs while waiting.
@@ -83,6 +87,7 @@ class Policy:
     node_digest: str = ""
     version: str = ""
     guard_enforcing: bool = False
+    ray_monitor_off_asked: bool = False
     autostart: bool = True
     phase_budget_s: tuple[tuple[Phase, float], ...] = PHASE_BUDGETS
     stall_s: float = 180.0

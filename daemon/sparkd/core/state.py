@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen
 from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
+from sparkd.core.policy import Policy
 from sparkd.core.records import Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
@@ -53,7 +54,7 @@ class Outbox:
 class Published:
     """What was last said, and when; so that only changes and heartbeats are published."""
 
-    status: MemberStatus | None = None
+    level: MemberStatus | None = None
     status_at_s: float = float("-inf")
     telemetry_at_s: float = float("-inf")
     intent_at_s: float = float("-inf")
@@ -125,6 +126,7 @@ class Watch:
     canary_ok: bool | None = None
     canary_latency_s: float | None = None
     canary_why: str = ""
+    canary_misses: int = 0
     outstanding_since_s: float | None = None
 
 
@@ -161,10 +163,9 @@ class Coordinator:
     phase: Phase = Phase.IDLE
     phase_since_s: float = 0.0
     target: bool = True
-    epoch_taken: bool = False
+    epoch: int = 0
     seq: int = 0
     intent: Intent | None = None
-    formed: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
     watch: Watch = field(default_factory=Watch)
@@ -177,6 +178,9 @@ class Coordinator:
     needs: str = ""
     launched_at_s: float | None = None
     shutdown: bool = False
+    pause_wanted: bool = False
+    restart_wanted: bool = False
+    paused_from: Phase = Phase.IDLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,31 +222,22 @@ class Remembered:
     asked: Settings | None = None
 
 
-def initial(
-    policy_node: str,
-    head: str,
-    nodes: tuple[str, ...],
-    instance: str,
-    remembered: Remembered,
-    asked: Settings,
-    *,
-    autostart: bool,
-    now: float,
-) -> State:
+def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -> State:
     """Return the state of a daemon that has just started.
 
     Settings that were learned hold as long as the operator asks for the same as when they were learned.
     """
-    keep = remembered.settings is not None and remembered.asked == asked
-    settings = remembered.settings if keep and remembered.settings is not None else asked
+    asked = policy.settings
+    learned = remembered.settings if remembered.asked == asked else None
+    settings = learned or asked
     coordinator = Coordinator(
-        phase_since_s=now, target=autostart, settings=settings, incidents=remembered.incidents
+        phase_since_s=now, target=policy.autostart, settings=settings, incidents=remembered.incidents
     )
     return State(
-        node=policy_node,
+        node=policy.node,
         instance=instance,
         member=Member(),
-        peers=tuple(Peer(node=name) for name in nodes if name != policy_node),
-        coordinator=coordinator if policy_node == head else None,
+        peers=tuple(Peer(node=name) for name, _ in policy.nodes if name != policy.node),
+        coordinator=coordinator if policy.is_head else None,
         seen=remembered.seen,
     )

@@ -1,0 +1,33 @@
+# Everything sets itself up: make demo, make test, make lab. Needs git, make and python3 (3.11 or newer).
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint lab clean setup
+
+setup: $(VENV)/.complete
+
+$(VENV)/.complete: requirements.lock pyproject.toml tests/setup.sh
+	@PYTHON=$(PYTHON) bash tests/setup.sh $(VENV)
+
+demo: setup
+	@$(BIN)/python -m tests.demo $(if $(CHECK),--check) --engine $(or $(ENGINE),standin)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup
+	@bash tests/packages.sh mosquitto prometheus
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest $(ARGS)
+
+lab: setup
+	@bash tests/packages.sh iproute2
+	$(BIN)/python -m tests.lab $(ARGS)
+
+clean:
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,267 @@
+"""The head's judgement: what the cluster shall do next, one function a phase.
+
+Runs to a fixed point within a step: a phase whose condition holds already is left at once, so an event
+never waits for another one to be acted upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sparkd.core import fence, incident, launch, member, watch
+from sparkd.core.commands import PublishIntent
+from sparkd.core.membership import is_present, missing
+from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
+from sparkd.core.phases import ENGINE, LIVE
+from sparkd.core.records import WaitingFor
+from sparkd.core.state import Peer, Unit
+from sparkd.core.turn import Turn
+from sparkd.signals.model import UnitExit
+from sparkd.words import Backend, Phase, Stamp, UnitName
+
+PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
+"""Safe points: nothing is half done there."""
+
+MOVES_MAX = 8
+"""More moves in one step than any chain of the table needs: a bound, not a schedule."""
+
+
+def decide(turn: Turn) -> None:
+    """Order what the cluster needs now."""
+    _renew_epoch(turn)
+    _note_peers(turn)
+    for _ in range(MOVES_MAX):
+        before = turn.lead.phase
+        _obey(turn)
+        PHASES[turn.lead.phase](turn)
+        if turn.lead.phase is before:
+            break
+    if turn.lead.restart_wanted:
+        turn.set_lead(restart_wanted=False)
+
+
+def _renew_epoch(turn: Turn) -> None:
+    """An epoch that somebody else has seen beyond ours means that we were wiped or another one decided."""
+    seen = turn.state.seen
+    if turn.lead.epoch and seen.epoch > turn.lead.epoch:
+        turn.set_lead(epoch=seen.epoch + 1)
+        turn.see(Stamp(seen.epoch + 1, seen.generation))
+
+
+def _note_peers(turn: Turn) -> None:
+    """Take from the peers' levels what ends a generation: exits, and daemons that came back without it."""
+    intent = turn.lead.intent
+    if turn.lead.phase not in (*LIVE, Phase.FAILING):
+        return
+    for unit in turn.member.units:
+        _note_exit(turn, turn.state.node, unit)
+    for peer in turn.state.peers:
+        if peer.status is None or intent is None:
+            continue
+        if intent.instance_of(peer.node) != peer.status.instance:
+            _note_new_instance(turn, peer)
+        elif peer.fresh:
+            _note_exits(turn, peer.status)
+
+
+def _note_new_instance(turn: Turn, peer: Peer) -> None:
+    text = f"sparkd of {peer.node} was started anew and its child processes cannot be taken over"
+    incident.observe_failure(turn, "observed_daemon_lost", "peer_lost", text, node=peer.node)
+
+
+def _note_exits(turn: Turn, status: MemberStatus) -> None:
+    for unit in status.units:
+        _note_exit(turn, status.node, unit)
+
+
+def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
+    """An end is a level too: it is noted as long as it stands there, once a failure."""
+    ended = (
+        unit.state in (UnitState.EXITED, UnitState.GONE) or unit.code is not None or unit.signal is not None
+    )
+    if ended and unit.generation == turn.state.seen.generation:
+        exit_ = UnitExit(
+            node=node,
+            unit=unit.unit,
+            generation=unit.generation,
+            at_s=turn.now,
+            code=unit.code,
+            signal=unit.signal,
+            ordered=unit.ordered,
+        )
+        incident.note_exit(turn, exit_)
+
+
+def _obey(turn: Turn) -> None:
+    """What a person or a leaving node asks goes before what the phase would do."""
+    phase = turn.lead.phase
+    if not turn.lead.target and phase not in (Phase.STOPPING, Phase.STOPPED, Phase.IDLE):
+        turn.move(Phase.STOPPING, "asked to stop")
+    elif phase in LIVE and (leaving := _leaving(turn)):
+        turn.move(Phase.FENCING, f"{leaving} is leaving")
+    elif turn.lead.pause_wanted and phase in PAUSABLE:
+        turn.set_lead(paused_from=phase)
+        turn.move(Phase.PAUSED, "asked to pause")
+
+
+def _leaving(turn: Turn) -> str | None:
+    return next((p.node for p in turn.state.peers if p.status and p.fresh and p.status.leaving), None)
+
+
+def _idle(turn: Turn) -> None:
+    if turn.lead.target:
+        turn.move(Phase.WAITING, "start wanted")
+
+
+def _waiting(turn: Turn) -> None:
+    if nodes := fence.unkillable(turn):
+        _escalate_unkillable(turn, nodes)
+        return
+    reasons = missing(turn)
+    _tell_waiting(turn, reasons)
+    if not reasons:
+        _take_epoch(turn)
+        turn.move(Phase.FENCING, "every precondition is there")
+
+
+def _tell_waiting(turn: Turn, reasons: tuple[str, ...]) -> None:
+    if reasons != turn.lead.waiting:
+        turn.set_lead(waiting=reasons)
+        turn.note(WaitingFor(reasons=reasons))
+
+
+def _take_epoch(turn: Turn) -> None:
+    """Before the first intent: one more than the highest stamp on disk, in statuses, retained, on units."""
+    if turn.lead.epoch:
+        return
+    seen = turn.state.seen
+    turn.set_lead(epoch=seen.epoch + 1)
+    turn.see(Stamp(seen.epoch + 1, seen.generation))
+
+
+def _escalate_unkillable(turn: Turn, nodes: tuple[str, ...]) -> None:
+    names = ", ".join(nodes)
+    incident.escalate(turn, f"processes survive SIGKILL on {names}", f"reboot {names}")
+
+
+def _fencing(turn: Turn) -> None:
+    fence.demand_nothing(turn, turn.policy.stop_grace_s)
+    incident.note_fence_times(turn)
+    if nodes := fence.unkillable(turn):
+        _escalate_unkillable(turn, nodes)
+    elif fence.is_fenced(turn):
+        launch.begin(turn) if not missing(turn) else turn.move(Phase.WAITING, "a precondition went away")
+    elif missing(turn):
+        turn.move(Phase.WAITING, "a precondition went away")
+    else:
+        _tell_waiting(turn, fence.unanswered(turn))
+
+
+def _forming(turn: Turn) -> None:
+    launch.form(turn)
+
+
+def _starting(turn: Turn) -> None:
+    launch.follow(turn)
+
+
+def _verifying(turn: Turn) -> None:
+    launch.verify(turn)
+
+
+def _serving(turn: Turn) -> None:
+    watch.probe_engine(turn)
+    watch.probe_membership(turn)
+    watch.check_ray(turn)
+    if turn.lead.phase is Phase.SERVING:
+        watch.check_serving(turn)
+
+
+def _failing(turn: Turn) -> None:
+    incident.failing(turn)
+
+
+def _backing_off(turn: Turn) -> None:
+    fence.demand_nothing(turn, turn.policy.fail_grace_s)
+    incident.note_fence_times(turn)
+    until_s = turn.lead.backoff_until_s
+    if until_s is None or turn.due(until_s):
+        turn.set_lead(backoff_until_s=None)
+        turn.move(Phase.WAITING, "the wait is over")
+
+
+def _escalated(turn: Turn) -> None:
+    """Nothing runs and nothing is tried, until a person says that it is worth trying."""
+    if turn.lead.epoch:
+        fence.demand_nothing(turn, turn.policy.fail_grace_s)
+    if turn.lead.restart_wanted:
+        turn.move(Phase.WAITING, "asked to start again")
+
+
+def _stopping(turn: Turn) -> None:
+    """Down in order: serve, then Ray, head first. A node that does not answer is not waited for for ever."""
+    if turn.lead.epoch:
+        fence.demand(turn, _still_wanted(turn), turn.policy.stop_grace_s)
+    limit_s = turn.lead.phase_since_s + 2 * turn.policy.stop_grace_s
+    if not turn.lead.epoch or fence.is_emptied(turn) or turn.due(limit_s):
+        incident.close(turn, "stopped")
+        turn.move(Phase.STOPPED, "stopped as asked")
+
+
+def _still_wanted(turn: Turn) -> fence.Wanted:
+    head = turn.state.node
+    head_units = {unit.unit for unit in member.alive(turn)}
+    workers = {p.node: _alive_units(p) for p in turn.state.peers if is_present(turn, p)}
+    if UnitName.SERVE in head_units or any(UnitName.SERVE in units for units in workers.values()):
+        if turn.policy.backend is Backend.MP:
+            return {} if UnitName.SERVE not in head_units else workers
+        return {head: (UnitName.RAY,), **dict.fromkeys(workers, (UnitName.RAY,))}
+    return workers if UnitName.RAY in head_units else {}
+
+
+def _alive_units(peer: Peer) -> tuple[UnitName, ...]:
+    units = peer.status.units if peer.status else ()
+    return tuple(unit.unit for unit in units if unit.state is not UnitState.GONE)
+
+
+def _stopped(turn: Turn) -> None:
+    if turn.lead.target:
+        turn.move(Phase.WAITING, "start asked")
+    elif turn.lead.shutdown and turn.state.leaving_since_s is None:
+        turn.set_state(leaving_since_s=turn.now)
+
+
+def _paused(turn: Turn) -> None:
+    """Watch and report, change nothing; back to where the pause came from."""
+    if turn.lead.paused_from is Phase.SERVING:
+        watch.probe_engine(turn)
+    if not turn.lead.pause_wanted:
+        turn.move(turn.lead.paused_from, "resumed")
+
+
+PHASES: dict[Phase, Callable[[Turn], None]] = {
+    Phase.IDLE: _idle,
+    Phase.WAITING: _waiting,
+    Phase.FENCING: _fencing,
+    Phase.FORMING: _forming,
+    **dict.fromkeys(ENGINE, _starting),
+    Phase.VERIFYING: _verifying,
+    Phase.SERVING: _serving,
+    Phase.FAILING: _failing,
+    Phase.BACKING_OFF: _backing_off,
+    Phase.STOPPING: _stopping,
+    Phase.STOPPED: _stopped,
+    Phase.PAUSED: _paused,
+    Phase.ESCALATED: _escalated,
+}
+
+
+def resend(turn: Turn) -> None:
+    """Say the intent again to whoever has not applied it: a lost message is only a late one."""
+    published, intent = turn.state.published, turn.lead.intent
+    if intent is None or all(fence.has_applied(turn, peer) for peer in turn.state.peers):
+        return
+    if turn.state.broker and turn.due(published.intent_at_s + turn.policy.resend_s):
+        turn.set_state(published=replace(published, intent_at_s=turn.now))
+        turn.order(PublishIntent(intent=intent))

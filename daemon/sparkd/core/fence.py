@@ -1,0 +1,124 @@
+"""The fence: every node's explicit answer that an older generation is dead there and its memory back.
+
+Never inferred from elapsed time, from a silence, or from another node's word. A node answers for the intent
+that it has applied (its sequence number), so an answer to an older question does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sparkd.core.commands import PublishIntent
+from sparkd.core.membership import addressees, digests, is_present
+from sparkd.core.messages import Intent, UnitState
+from sparkd.core.state import Peer
+from sparkd.core.turn import Turn
+from sparkd.words import Stamp, UnitName
+
+Wanted = Mapping[str, tuple[UnitName, ...]]
+
+
+def demand(turn: Turn, wanted: Wanted, grace_s: float) -> None:
+    """Make *wanted* the cluster's desired level: a new intent where it differs from the one in force."""
+    policy = turn.policy
+    lead = turn.lead
+    intent = Intent(
+        stamp=Stamp(lead.epoch, turn.state.seen.generation),
+        seq=lead.seq,
+        coordinator=turn.state.instance,
+        node=turn.state.node,
+        addressees=addressees(turn),
+        wanted=tuple((node, wanted.get(node, ())) for node, _ in policy.nodes),
+        settings=lead.settings,
+        shared_digest=policy.shared_digest,
+        node_digests=digests(turn),
+        phase=lead.phase,
+        grace_s=grace_s,
+    )
+    if lead.intent is not None and _same_level(intent, lead.intent):
+        return
+    _publish_new(turn, intent)
+
+
+def _same_level(new: Intent, old: Intent) -> bool:
+    """The phase and the grace only inform: they ride along with the next change of level."""
+    return (new.stamp, new.addressees, new.wanted, new.settings, new.node_digests) == (
+        old.stamp,
+        old.addressees,
+        old.wanted,
+        old.settings,
+        old.node_digests,
+    )
+
+
+def _publish_new(turn: Turn, intent: Intent) -> None:
+    intent = replace(intent, seq=turn.lead.seq + 1)
+    turn.set_lead(seq=intent.seq, intent=intent)
+    turn.set_member(intent=intent, refused=None)
+    turn.order(PublishIntent(intent=intent))
+    published = replace(turn.state.published, intent_at_s=turn.now, intent_seq=intent.seq)
+    turn.set_state(published=published)
+
+
+def demand_nothing(turn: Turn, grace_s: float) -> None:
+    """Order the fence: nothing may live on any node."""
+    demand(turn, {}, grace_s)
+
+
+def has_applied(turn: Turn, peer: Peer) -> bool:
+    """Return whether the peer answers for the intent in force."""
+    intent, status = turn.lead.intent, peer.status
+    return (
+        intent is not None
+        and status is not None
+        and status.intent_seq == intent.seq
+        and status.intent_coordinator == intent.coordinator
+    )
+
+
+def is_emptied(turn: Turn) -> bool:
+    """Return whether every node has said that no process of the generation or an older one lives."""
+    generation = turn.state.seen.generation
+    own = turn.member.emptied_generation >= generation and not any(u.alive for u in turn.member.units)
+    return own and all(
+        has_applied(turn, peer) and peer.status is not None and peer.status.emptied_generation >= generation
+        for peer in turn.state.peers
+    )
+
+
+def is_fenced(turn: Turn) -> bool:
+    """Return whether every node is emptied and has its memory back."""
+    generation = turn.state.seen.generation
+    return (
+        is_emptied(turn)
+        and turn.member.fenced_generation >= generation
+        and all(p.status is not None and p.status.fenced_generation >= generation for p in turn.state.peers)
+    )
+
+
+def unanswered(turn: Turn) -> tuple[str, ...]:
+    """Return, as sentences, whose answer to the fence is missing."""
+    generation = turn.state.seen.generation
+    reasons = []
+    if turn.member.fenced_generation < generation:
+        reasons.append(f"{turn.state.node}: generation {generation} is not dead yet or its memory not back")
+    for peer in turn.state.peers:
+        if not is_present(turn, peer):
+            reasons.append(f"{peer.node}: its sparkd is not heard, so nobody says that its engine is dead")
+        elif not has_applied(turn, peer):
+            reasons.append(f"{peer.node}: has not applied the fence yet")
+        elif peer.status is not None and peer.status.fenced_generation < generation:
+            reasons.append(f"{peer.node}: generation {generation} is not dead yet or its memory not back")
+    return tuple(reasons)
+
+
+def unkillable(turn: Turn) -> tuple[str, ...]:
+    """Return the nodes on which processes survive SIGKILL: only a reboot helps."""
+    own = any(unit.state is UnitState.UNKILLABLE for unit in turn.member.units)
+    peers = [
+        peer.node
+        for peer in turn.state.peers
+        if peer.status and any(u.state is UnitState.UNKILLABLE for u in peer.status.units)
+    ]
+    return tuple(([turn.state.node] if own else []) + peers)

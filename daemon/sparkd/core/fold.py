@@ -1,0 +1,316 @@
+"""Every event folded into the state: what was observed, nothing decided.
+
+An event of a generation that is over changes no observation of the one that runs. Decisions follow in
+`member` and `coordinator`, from the state alone, so the order of events within a step does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sparkd.core import events as ev
+from sparkd.core import incident, member, membership
+from sparkd.core.messages import UnitState
+from sparkd.core.records import UnitChanged
+from sparkd.core.state import REPORTS_MAX, Peer, Unit, Watch
+from sparkd.core.turn import Turn
+from sparkd.signals.model import Proof, Signal
+from sparkd.words import UnitName
+
+
+def fold(turn: Turn, event: ev.Event) -> None:
+    """Fold one event."""
+    FOLDS[type(event)](turn, event)
+
+
+def _swept(turn: Turn, event: ev.LeftoversSwept) -> None:
+    turn.set_member(sweeping=False, swept=True)
+    if event.survivors:
+        generation = max(event.generations, default=0)
+        pids = ", ".join(map(str, event.survivors))
+        unit = Unit(UnitName.SERVE, generation, UnitState.UNKILLABLE, turn.now, reason=f"pids {pids}")
+        member.set_unit(turn, unit)
+
+
+def _broker(turn: Turn, event: ev.BrokerChanged) -> None:
+    turn.set_state(broker=event.connected, broker_since_s=turn.now)
+
+
+def _report(turn: Turn, event: ev.ReportReceived) -> None:
+    report = event.report
+    peer = turn.state.peer(report.node)
+    if peer is None or turn.state.coordinator is None:
+        return
+    if peer.status is None or peer.status.instance != report.instance:
+        turn.drop("report", "other_instance", report.node)
+        return
+    if report.first_seq > peer.received_seq + 1:
+        return  # a gap: the level in its status tells, and what is missing is fetched
+    new = report.signals[peer.received_seq + 1 - report.first_seq :]
+    turn.set_peer(peer, received_seq=max(peer.received_seq, report.first_seq + len(report.signals) - 1))
+    for signal in new:
+        incident.note_signal(turn, signal)
+
+
+def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
+    telemetry = event.telemetry
+    peer = turn.state.peer(telemetry.node)
+    if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
+        return
+    turn.set_peer(peer, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
+
+
+def _will(turn: Turn, event: ev.WillReceived) -> None:
+    """A broken connection asks for a probe and proves nothing."""
+    peer = turn.state.peer(event.node)
+    if peer is not None and peer.status is not None and peer.status.instance == event.instance:
+        turn.set_peer(peer, probed_at_s=float("-inf"), mqtt_at_s=float("-inf"))
+
+
+def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
+    peer = turn.state.peer(event.node)
+    if peer is not None:
+        turn.set_peer(peer, probing=False, probe_reason="" if event.reached else event.reason)
+
+
+def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if unit is not None and unit.state is UnitState.STARTING:
+        _change(turn, unit, f"pid {event.pid}", state=UnitState.RUNNING, pid=event.pid)
+
+
+def _unit_start_failed(turn: Turn, event: ev.UnitStartFailed) -> None:
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if unit is None:
+        return
+    _change(turn, unit, event.reason, state=UnitState.GONE, reason=event.reason)
+    text = f"{event.unit} could not be started: {event.reason}"
+    _sees(turn, _own_signal(turn, "observed_start_failed", "broken_install", text, event.generation))
+
+
+def _own_signal(turn: Turn, id_: str, cause: str, text: str, generation: int) -> Signal:
+    node = turn.state.node
+    return Signal(id_, cause, Proof.PROVES, node, "sparkd", text, turn.now, generation, fatal=True)
+
+
+def _unit_exited(turn: Turn, event: ev.UnitExited) -> None:
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if unit is None or unit.state is UnitState.GONE:
+        return
+    state = UnitState.STOPPING if unit.state is UnitState.STOPPING else UnitState.EXITED
+    how = f"signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
+    _change(turn, unit, how, state=state, code=event.code, signal=event.signal)
+
+
+def _unit_emptied(turn: Turn, event: ev.UnitEmptied) -> None:
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if unit is not None and unit.state is not UnitState.GONE:
+        _change(turn, unit, "no process left", state=UnitState.GONE)
+
+
+def _unit_unkillable(turn: Turn, event: ev.UnitUnkillable) -> None:
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if unit is not None:
+        text = f"pids {', '.join(map(str, event.pids))} survive SIGKILL"
+        _change(turn, unit, text, state=UnitState.UNKILLABLE, reason=text)
+
+
+def _change(turn: Turn, unit: Unit, detail: str, **changes: Any) -> None:
+    new = replace(unit, since_s=turn.now, **changes)
+    member.set_unit(turn, new)
+    turn.note(UnitChanged(unit=new.unit, generation=new.generation, state=new.state, detail=detail))
+
+
+def _drained(turn: Turn, event: ev.SourcesDrained) -> None:
+    drained = max(turn.member.drained_generation, event.generation)
+    turn.set_member(drained_generation=drained)
+
+
+def _phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
+    watch = _watch_of(turn, event.generation)
+    if watch is None:
+        return
+    known = watch.progress
+    phase = event.phase if event.phase is not None else (known.phase if known else None)
+    # Progress belongs to the phase that shows it: the shards of a load say nothing of a capture.
+    shown = event if event.done is not None or event.phase is not None else known
+    progress = replace(shown, phase=phase) if shown is not None else None
+    turn.set_watch(
+        progress=progress,
+        progress_at_s=turn.now,
+        kv_cache_bytes=event.kv_cache_bytes or watch.kv_cache_bytes,
+        rate_tok_s=watch.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
+    )
+
+
+def _watch_of(turn: Turn, generation: int) -> Watch | None:
+    """Return the observations of the running generation where the event is about it."""
+    if turn.state.coordinator is None or generation != turn.state.seen.generation:
+        return None
+    return turn.lead.watch
+
+
+def _signal_seen(turn: Turn, event: ev.SignalSeen) -> None:
+    _sees(turn, event.signal)
+
+
+def _sees(turn: Turn, signal: Signal) -> None:
+    """A coordinator notes it at once; a worker numbers it and sends it there."""
+    if turn.state.coordinator is not None:
+        incident.note_signal(turn, signal)
+        return
+    outbox = turn.member.outbox
+    signals = (*outbox.signals, signal)
+    over = max(0, len(signals) - REPORTS_MAX)
+    turn.set_member(outbox=replace(outbox, signals=signals[over:], first_seq=outbox.first_seq + over))
+
+
+def _membership(turn: Turn, event: ev.MembershipObserved) -> None:
+    if _watch_of(turn, event.generation) is None:
+        return
+    turn.set_watch(probing_membership=False, membership_why=event.reason)
+    if event.nodes is not None:
+        turn.set_watch(membership=event, membership_ok_at_s=turn.now)
+
+
+def _engine(turn: Turn, event: ev.EngineObserved) -> None:
+    watch = _watch_of(turn, event.generation)
+    if watch is None:
+        return
+    tokens = event.tokens_total if event.tokens_total is not None else watch.tokens_total
+    grew = event.tokens_total is not None and event.tokens_total != watch.tokens_total
+    busy = (event.running or 0) + (event.waiting or 0) > 0
+    known = event.running is not None
+    since_s = watch.outstanding_since_s
+    if known:
+        since_s = (since_s if since_s is not None else turn.now) if busy else None
+    turn.set_watch(
+        probing_engine=False,
+        engine=event,
+        tokens_total=tokens,
+        token_at_s=turn.now if grew else watch.token_at_s,
+        outstanding_since_s=since_s,
+    )
+
+
+def _canary(turn: Turn, event: ev.CanaryAnswered) -> None:
+    if _watch_of(turn, event.generation) is None:
+        return
+    answered = event.ok is True
+    turn.set_watch(
+        canary_sent_at_s=None,
+        canary_done_at_s=turn.now,
+        canary_ok=event.ok,
+        canary_latency_s=event.latency_s if answered else turn.lead.watch.canary_latency_s,
+        canary_why=event.reason,
+        canary_misses=0 if answered else turn.lead.watch.canary_misses + 1,
+        token_at_s=turn.now if answered else turn.lead.watch.token_at_s,
+    )
+
+
+def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
+    turn.set_member(memory=event.sample)
+
+
+def _model(turn: Turn, event: ev.ModelChecked) -> None:
+    turn.set_member(ready=event.ready, not_ready=None if event.ready else event.reason)
+
+
+def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
+    if turn.state.coordinator is None:
+        if event.verb is ev.Verb.SHUTDOWN and turn.state.leaving_since_s is None:
+            turn.set_member(leaving=True)
+            turn.set_state(leaving_since_s=turn.now)
+        return
+    turn.set_lead(**_ASKED[event.verb])
+    if event.verb in (ev.Verb.START, ev.Verb.RESUME):
+        turn.set_lead(needs="", spent=())
+
+
+_ASKED: dict[ev.Verb, dict[str, bool]] = {
+    ev.Verb.START: {"target": True, "pause_wanted": False, "restart_wanted": True},
+    ev.Verb.STOP: {"target": False, "pause_wanted": False},
+    ev.Verb.PAUSE: {"pause_wanted": True},
+    ev.Verb.RESUME: {"target": True, "pause_wanted": False, "restart_wanted": True},
+    ev.Verb.SHUTDOWN: {"target": False, "pause_wanted": False, "shutdown": True},
+}
+
+
+def _stalled(turn: Turn, event: ev.LoopStalled) -> None:
+    """Our own stall must not look like another's silence: every silence begins anew."""
+    now = turn.now
+    turn.set_state(peers=tuple(_renewed(peer, now) for peer in turn.state.peers), broker_since_s=now)
+    if turn.state.coordinator is not None:
+        watch = turn.lead.watch
+        since_s = None if watch.outstanding_since_s is None else now
+        turn.set_watch(
+            progress_at_s=now,
+            membership_ok_at_s=now,
+            token_at_s=now,
+            outstanding_since_s=since_s,
+            canary_sent_at_s=None if watch.canary_sent_at_s is None else now,
+        )
+        turn.set_lead(phase_since_s=turn.lead.phase_since_s + event.gap_s)
+
+
+def _renewed(peer: Peer, now: float) -> Peer:
+    never = peer.heard_at_s == float("-inf")
+    heard_by_mqtt = peer.mqtt_at_s != float("-inf")
+    return (
+        peer if never else replace(peer, heard_at_s=now, mqtt_at_s=now if heard_by_mqtt else peer.mqtt_at_s)
+    )
+
+
+def _timer(_turn: Turn, _event: ev.TimerFired) -> None:
+    """Deadlines are read from the state; the event only makes the step happen."""
+
+
+def _command_failed(turn: Turn, event: ev.CommandFailed) -> None:
+    """A probe that broke is a probe that did not answer."""
+    turn.drop("command", event.reason, event.command)
+    if turn.state.coordinator is not None:
+        turn.set_watch(probing_membership=False, probing_engine=False, canary_sent_at_s=None)
+    turn.set_state(peers=tuple(replace(peer, probing=False) for peer in turn.state.peers))
+    if event.command == "SweepLeftovers":
+        turn.set_member(sweeping=False)
+    if event.command == "DrainSources":
+        turn.set_member(drained_generation=turn.member.draining_generation)
+
+
+def _status(turn: Turn, event: ev.StatusReceived) -> None:
+    membership.fold_status(turn, event)
+
+
+def _intent(turn: Turn, event: ev.IntentReceived) -> None:
+    membership.fold_intent(turn, event)
+
+
+FOLDS: dict[type, Callable[[Turn, Any], None]] = {
+    ev.LeftoversSwept: _swept,
+    ev.BrokerChanged: _broker,
+    ev.StatusReceived: _status,
+    ev.IntentReceived: _intent,
+    ev.ReportReceived: _report,
+    ev.TelemetryReceived: _telemetry,
+    ev.WillReceived: _will,
+    ev.PeerProbed: _peer_probed,
+    ev.UnitStarted: _unit_started,
+    ev.UnitStartFailed: _unit_start_failed,
+    ev.UnitExited: _unit_exited,
+    ev.UnitEmptied: _unit_emptied,
+    ev.UnitUnkillable: _unit_unkillable,
+    ev.SourcesDrained: _drained,
+    ev.PhaseSeen: _phase_seen,
+    ev.SignalSeen: _signal_seen,
+    ev.MembershipObserved: _membership,
+    ev.EngineObserved: _engine,
+    ev.CanaryAnswered: _canary,
+    ev.MemoryObserved: _memory,
+    ev.ModelChecked: _model,
+    ev.OperatorAsked: _operator,
+    ev.LoopStalled: _stalled,
+    ev.TimerFired: _timer,
+    ev.CommandFailed: _command_failed,
+}

@@ -1,0 +1,240 @@
+"""From the first signal of trouble to verified recovery or escalation.
+
+A failed generation is fenced on every node at once; meanwhile the evidence of every node is drained, and
+the decision falls when all of it has been read, at the latest `drain_deadline_s` after the detection. What
+comes later is kept for people and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkd.core import fence, remedy, restart
+from sparkd.core.phases import LIVE
+from sparkd.core.records import IncidentClosed, IncidentOpened, Remedied, SettingsAdopted, Times
+from sparkd.core.state import SIGNALS_MAX, Failure, Incident
+from sparkd.core.turn import Turn
+from sparkd.signals.judge import judge
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
+from sparkd.words import Phase
+
+
+def note_signal(turn: Turn, signal: Signal) -> None:
+    """Keep a signal of the current generation; a fatal one ends it."""
+    current = turn.state.seen.generation
+    if signal.generation not in (0, current):
+        return
+    lead = turn.lead
+    turn.set_lead(recent=(*lead.recent, signal)[-SIGNALS_MAX:])
+    if lead.failure is not None:
+        turn.set_lead(failure=replace(lead.failure, signals=(*lead.failure.signals, signal)[:SIGNALS_MAX]))
+    elif lead.phase in LIVE and signal.fatal:
+        fail(turn, f"{signal.node}: {signal.id}")
+
+
+def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str | None = None) -> None:
+    """Make a failure of what the coordinator itself observed; the text is its quote."""
+    if turn.lead.phase not in LIVE:
+        return
+    signal = Signal(
+        id=id_,
+        cause=cause,
+        proof=Proof.PROVES,
+        node=node or turn.state.node,
+        source="sparkd",
+        quote=text,
+        at_s=turn.now,
+        generation=turn.state.seen.generation,
+        fatal=True,
+        phase=turn.lead.phase,
+    )
+    note_signal(turn, signal)
+
+
+def note_exit(turn: Turn, exit_: UnitExit) -> None:
+    """Keep a unit's end; one that nobody ordered ends the generation."""
+    if exit_.generation != turn.state.seen.generation:
+        return
+    lead = turn.lead
+    if lead.failure is not None:
+        known = {(e.node, e.unit) for e in lead.failure.exits}
+        if (exit_.node, exit_.unit) not in known:
+            turn.set_lead(failure=replace(lead.failure, exits=(*lead.failure.exits, exit_)))
+    elif lead.phase in LIVE and not exit_.ordered:
+        fail(turn, f"{exit_.node}: {exit_.unit} ended ({_how(exit_)})", (exit_,))
+
+
+def _how(exit_: UnitExit) -> str:
+    return f"killed with signal {exit_.signal}" if exit_.signal is not None else f"exit code {exit_.code}"
+
+
+def fail(turn: Turn, reason: str, exits: tuple[UnitExit, ...] = ()) -> None:
+    """Open the failure and order the fence on every node at once."""
+    lead = turn.lead
+    failure = Failure(
+        generation=turn.state.seen.generation,
+        phase=lead.phase,
+        times=Times(detected_s=turn.now, fence_ordered_s=turn.now),
+        signals=lead.recent,
+        exits=exits,
+        kv_cache_bytes=lead.watch.kv_cache_bytes,
+    )
+    turn.set_lead(failure=failure)
+    _open_incident(turn, reason)
+    turn.move(Phase.FAILING, reason)
+    fence.demand_nothing(turn, turn.policy.fail_grace_s)
+
+
+def _open_incident(turn: Turn, reason: str) -> None:
+    lead = turn.lead
+    if lead.incident is None:
+        number = lead.incidents + 1
+        turn.set_lead(incident=Incident(number=number, opened_at_s=turn.now), incidents=number)
+        turn.note(
+            IncidentOpened(
+                incident=number, generation=turn.state.seen.generation, phase=lead.phase, reason=reason
+            )
+        )
+    incident = turn.lead.incident
+    if incident is not None:
+        turn.set_lead(incident=replace(incident, failures=incident.failures + 1))
+
+
+def failing(turn: Turn) -> None:
+    """Wait for the evidence, then judge and decide once."""
+    failure = turn.lead.failure
+    fence.demand_nothing(turn, turn.policy.fail_grace_s)
+    note_fence_times(turn)
+    if failure is None:
+        return
+    deadline_s = failure.times.detected_s + turn.policy.drain_deadline_s
+    if _all_drained(turn, failure.generation) or turn.due(deadline_s):
+        _decide(turn)
+
+
+def _all_drained(turn: Turn, generation: int) -> bool:
+    own = turn.member.drained_generation >= generation
+    return own and all(
+        peer.status is not None
+        and peer.status.drained_generation >= generation
+        and peer.received_seq >= peer.status.report_seq
+        for peer in turn.state.peers
+    )
+
+
+def note_fence_times(turn: Turn) -> None:
+    """Note when every node was emptied, and when its memory was back."""
+    failure = turn.lead.failure
+    if failure is None:
+        return
+    times = failure.times
+    if times.emptied_s is None and fence.is_emptied(turn):
+        times = replace(times, emptied_s=turn.now)
+    if times.fenced_s is None and fence.is_fenced(turn):
+        times = replace(times, fenced_s=turn.now)
+    if times is not failure.times:
+        turn.set_lead(failure=replace(failure, times=times))
+
+
+def _decide(turn: Turn) -> None:
+    lead = turn.lead
+    failure, incident = lead.failure, lead.incident
+    if failure is None or incident is None:
+        return
+    diagnosis = _judge(turn, failure)
+    sample = turn.member.memory
+    facts = remedy.Facts(
+        settings=lead.settings,
+        failures=incident.failures,
+        spent=lead.spent,
+        kv_cache_bytes=failure.kv_cache_bytes,
+        total_bytes=sample.total_bytes if sample else None,
+    )
+    chosen = remedy.choose(diagnosis, facts, turn.policy, turn.now)
+    _apply(turn, diagnosis, chosen)
+
+
+def _judge(turn: Turn, failure: Failure) -> Diagnosis:
+    evidence = Evidence(
+        signals=failure.signals,
+        exits=failure.exits,
+        phase=failure.phase,
+        nodes=tuple(name for name, _ in turn.policy.nodes),
+        head=turn.policy.head,
+        kv_cache_bytes=failure.kv_cache_bytes,
+    )
+    return judge(evidence)
+
+
+def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
+    lead = turn.lead
+    failure, incident = lead.failure, lead.incident
+    if failure is None or incident is None:
+        return
+    times = replace(failure.times, decided_s=turn.now)
+    turn.note(
+        Remedied(
+            incident=incident.number,
+            generation=failure.generation,
+            diagnosis=diagnosis,
+            action=chosen.action,
+            explanation=chosen.explanation,
+            settings_before=lead.settings,
+            settings_after=chosen.settings,
+            backoff_s=chosen.backoff_s,
+            times=times,
+        )
+    )
+    if chosen.settings != lead.settings:
+        turn.note(SettingsAdopted(settings=chosen.settings, reason=chosen.explanation))
+    turn.set_lead(
+        failure=replace(failure, times=times),
+        incident=replace(
+            incident,
+            diagnosis=diagnosis,
+            causes=(*incident.causes, diagnosis.cause),
+            remedy=chosen.explanation,
+            times=times,
+        ),
+        settings=chosen.settings,
+    )
+    _follow(turn, diagnosis, chosen)
+
+
+def _follow(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
+    if chosen.action is remedy.Action.ESCALATE:
+        escalate(turn, chosen.explanation, chosen.needs)
+        return
+    spent = restart.spend(diagnosis.cause, turn.lead.spent, turn.policy, turn.now)
+    turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s)
+    turn.move(Phase.BACKING_OFF, f"{diagnosis.cause}: {chosen.explanation}")
+
+
+def escalate(turn: Turn, why: str, needs: str) -> None:
+    """Give up, loudly: the reason, and what a person has to do."""
+    close(turn, "escalated", needs)
+    turn.set_lead(needs=needs or why, backoff_until_s=None)
+    turn.move(Phase.ESCALATED, why)
+
+
+def close(turn: Turn, outcome: str, needs: str = "") -> None:
+    """End the incident, where there is one."""
+    lead = turn.lead
+    incident, failure = lead.incident, lead.failure
+    if incident is None:
+        return
+    times = failure.times if failure else incident.times or Times(detected_s=incident.opened_at_s)
+    if outcome == "recovered":
+        times = replace(times, serving_s=turn.now)
+    turn.note(
+        IncidentClosed(
+            incident=incident.number,
+            outcome=outcome,
+            cause=incident.causes[-1] if incident.causes else "unknown",
+            generation=turn.state.seen.generation,
+            relaunches=incident.relaunches,
+            times=times,
+            needs=needs,
+        )
+    )
+    turn.set_lead(incident=None, failure=None)

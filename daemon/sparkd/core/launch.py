@@ -1,0 +1,166 @@
+"""From a fenced cluster to a verified generation: form, follow the phases, prove it by a real generation.
+
+Nothing waits for a fixed time. Ray's head first, then the workers, then proof that exactly the configured
+addresses joined with their GPUs, then serve. Each phase is bounded by its silence, not by its length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkd.core import fence, incident, watch
+from sparkd.core.membership import head_joined, unproven
+from sparkd.core.messages import UnitState
+from sparkd.core.phases import is_forward
+from sparkd.core.records import Verified
+from sparkd.core.state import Watch
+from sparkd.core.turn import Turn
+from sparkd.words import Backend, Phase, Stamp, UnitName
+
+VERIFY_PAUSE_S = 1.0
+"""Between two tries of the verifying generation."""
+
+
+def begin(turn: Turn) -> None:
+    """Name a new generation and begin to form it."""
+    lead = turn.lead
+    turn.see(Stamp(lead.epoch, turn.state.seen.generation + 1))
+    if lead.incident is not None:
+        turn.set_lead(incident=replace(lead.incident, relaunches=lead.incident.relaunches + 1))
+    if lead.failure is not None:
+        times = replace(lead.failure.times, launched_s=turn.now)
+        if turn.lead.incident is not None:
+            turn.set_lead(incident=replace(turn.lead.incident, times=times))
+    turn.set_lead(
+        watch=Watch(progress_at_s=turn.now, membership_ok_at_s=turn.now, token_at_s=turn.now),
+        recent=(),
+        failure=None,
+        waiting=(),
+        needs="",
+        launched_at_s=turn.now,
+    )
+    turn.move(Phase.FORMING, "every node is fenced")
+
+
+def form(turn: Turn) -> None:
+    """Raise Ray stage by stage until its membership is proven; the mp backend has nothing to form."""
+    names = [name for name, _ in turn.policy.nodes]
+    grace_s = turn.policy.stop_grace_s
+    if turn.policy.backend is Backend.MP:
+        turn.move(Phase.RESOLVING_CONFIG, "every rank starts")
+        fence.demand(turn, dict.fromkeys(names, (UnitName.SERVE,)), grace_s)
+        return
+    observed = turn.lead.watch.membership
+    joined = names if head_joined(observed, turn.policy) else [turn.policy.head]
+    fence.demand(turn, dict.fromkeys(joined, (UnitName.RAY,)), grace_s)
+    if _ray_runs(turn):
+        watch.probe_membership(turn)
+    lacking = unproven(observed, turn.policy)
+    if lacking is None:
+        turn.move(Phase.RESOLVING_CONFIG, f"{len(names)} of {len(names)} Ray nodes, addresses as configured")
+        _demand_serve(turn)
+    elif turn.due(turn.lead.phase_since_s + (turn.policy.budget_of(Phase.FORMING) or 0.0)):
+        _fail_forming(turn, *lacking)
+
+
+def _ray_runs(turn: Turn) -> bool:
+    generation = turn.state.seen.generation
+    return any(
+        unit.unit is UnitName.RAY and unit.generation == generation and unit.state is UnitState.RUNNING
+        for unit in turn.member.units
+    )
+
+
+def _demand_serve(turn: Turn) -> None:
+    wanted: dict[str, tuple[UnitName, ...]] = {name: (UnitName.RAY,) for name, _ in turn.policy.nodes}
+    wanted[turn.policy.head] = (UnitName.RAY, UnitName.SERVE)
+    fence.demand(turn, wanted, turn.policy.stop_grace_s)
+
+
+FORMING_CAUSES = {
+    "observed_gcs_unreachable": "ray_gcs_unreachable",
+    "observed_membership_wrong_address": "wrong_interface",
+    "observed_membership_missing": "ray_insufficient_resources",
+}
+
+
+def _fail_forming(turn: Turn, id_: str, text: str) -> None:
+    incident.observe_failure(turn, id_, FORMING_CAUSES[id_], text)
+
+
+def demand_running(turn: Turn) -> None:
+    """Keep saying what runs, so that the intent carries the phase."""
+    if turn.policy.backend is Backend.MP:
+        wanted = {name: (UnitName.SERVE,) for name, _ in turn.policy.nodes}
+        fence.demand(turn, wanted, turn.policy.stop_grace_s)
+    else:
+        _demand_serve(turn)
+
+
+def follow(turn: Turn) -> None:
+    """Follow the engine's own phases; notice a start that stands still."""
+    _advance(turn)
+    watch.probe_membership(turn)
+    watch.check_ray(turn)
+    if turn.lead.phase is Phase.STARTING_API:
+        watch.probe_engine(turn)
+        if watch.serve_is_up(turn):
+            turn.move(Phase.VERIFYING, "the API server answers")
+            return
+    _check_budget(turn)
+
+
+def _advance(turn: Turn) -> None:
+    progress = turn.lead.watch.progress
+    if progress is not None and progress.phase is not None and is_forward(turn.lead.phase, progress.phase):
+        turn.move(progress.phase, "as the engine's output shows")
+
+
+def _check_budget(turn: Turn) -> None:
+    lead = turn.lead
+    limit_s = turn.policy.budget_of(lead.phase)
+    progress = lead.watch.progress
+    if lead.phase is Phase.LOADING_WEIGHTS and progress is not None and progress.done:
+        limit_s = turn.policy.stall_s
+    since_s = max(lead.phase_since_s, lead.watch.progress_at_s)
+    if limit_s is not None and turn.due(since_s + limit_s):
+        text = f"no progress for {limit_s:g} s in {lead.phase}{_shards(turn)}"
+        incident.observe_failure(turn, "observed_phase_stuck", "engine_hang", text)
+
+
+def _shards(turn: Turn) -> str:
+    progress = turn.lead.watch.progress
+    if progress is None or progress.done is None or progress.total is None:
+        return ""
+    return f" at {progress.done} of {progress.total}"
+
+
+def verify(turn: Turn) -> None:
+    """Only a real generation makes it serving."""
+    watch.probe_membership(turn)
+    watch.check_ray(turn)
+    if turn.lead.phase is not Phase.VERIFYING:
+        return
+    seen = turn.lead.watch
+    if seen.canary_ok is True:
+        _serve(turn)
+    elif turn.due(turn.lead.phase_since_s + (turn.policy.budget_of(Phase.VERIFYING) or 0.0)):
+        text = f"the verifying generation did not come right: {seen.canary_why or 'no answer'}"
+        incident.observe_failure(turn, "observed_canary_failed", "engine_hang", text)
+    elif seen.canary_sent_at_s is None and turn.due(seen.canary_done_at_s + VERIFY_PAUSE_S):
+        watch.send_canary(turn, turn.policy.verify_deadline_s)
+
+
+def _serve(turn: Turn) -> None:
+    lead = turn.lead
+    started_s = lead.launched_at_s if lead.launched_at_s is not None else turn.now
+    turn.note(
+        Verified(
+            generation=turn.state.seen.generation,
+            latency_s=lead.watch.canary_latency_s or 0.0,
+            start_s=turn.now - started_s,
+        )
+    )
+    turn.move(Phase.SERVING, "verified by a real generation")
+    incident.close(turn, "recovered")
+    turn.set_watch(token_at_s=turn.now)

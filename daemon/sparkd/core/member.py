@@ -1,0 +1,173 @@
+"""A node's own part: reconcile the units that are wanted with the units that there are.
+
+The member starts a unit only for the intent that it has accepted, only once, and only when nothing older
+is alive here. It never restarts anything by itself: an exit is reported, and the coordinator decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
+from sparkd.core.messages import Intent, UnitState
+from sparkd.core.records import UnitChanged
+from sparkd.core.state import Unit
+from sparkd.core.turn import Turn
+from sparkd.words import Phase, UnitName
+
+LEAVING_PATIENCE_S = 6.0
+"""How long a leaving worker waits for the coordinator's fence before it stops its own member."""
+
+
+def decide(turn: Turn) -> None:
+    """Order what this node's member needs now."""
+    _sweep(turn)
+    if turn.member.intent is not None:
+        _stop_unwanted(turn, turn.member.intent)
+        _start_wanted(turn, turn.member.intent)
+    _drain(turn)
+    _note_empty(turn)
+    _note_memory_back(turn)
+    _check_model(turn)
+    _leave(turn)
+
+
+def alive(turn: Turn) -> tuple[Unit, ...]:
+    """Return the units of which any process may exist, in the order of starting."""
+    return tuple(unit for unit in turn.member.units if unit.alive)
+
+
+def set_unit(turn: Turn, unit: Unit) -> None:
+    """Replace (or add) a unit, and forget what is over and older than the newest two generations."""
+    others = [u for u in turn.member.units if (u.unit, u.generation) != (unit.unit, unit.generation)]
+    newest = max([unit.generation, *(u.generation for u in others)])
+    kept = [u for u in [*others, unit] if u.alive or u.generation >= newest - 1]
+    order = list(UnitName)
+    turn.set_member(units=tuple(sorted(kept, key=lambda u: (u.generation, order.index(u.unit)))))
+
+
+def find_unit(turn: Turn, unit: UnitName, generation: int) -> Unit | None:
+    """Return the record of a unit, None where it was never started here."""
+    return next((u for u in turn.member.units if (u.unit, u.generation) == (unit, generation)), None)
+
+
+def _sweep(turn: Turn) -> None:
+    if not turn.member.swept and not turn.member.sweeping:
+        turn.set_member(sweeping=True)
+        turn.order(SweepLeftovers())
+
+
+def _stop_unwanted(turn: Turn, intent: Intent) -> None:
+    unwanted = [unit for unit in alive(turn) if not _is_wanted(unit, intent, turn.state.node)]
+    if intent.phase is Phase.STOPPING:
+        # In order: nobody serves from a cluster that is being taken apart. Last started, first stopped.
+        unwanted = unwanted[-1:]
+    for unit in unwanted:
+        if unit.state not in (UnitState.STOPPING, UnitState.UNKILLABLE):
+            stop_unit(turn, unit, intent.grace_s)
+
+
+def stop_unit(turn: Turn, unit: Unit, grace_s: float) -> None:
+    """Order the end of a unit's whole tree; an exit that has already happened stays unordered."""
+    ordered = unit.ordered or unit.state is not UnitState.EXITED
+    set_unit(turn, replace(unit, state=UnitState.STOPPING, since_s=turn.now, ordered=ordered))
+    turn.order(StopUnit(unit=unit.unit, generation=unit.generation, grace_s=grace_s))
+
+
+def _is_wanted(unit: Unit, intent: Intent, node: str) -> bool:
+    return unit.generation == intent.stamp.generation and unit.unit in intent.units_of(node)
+
+
+def _start_wanted(turn: Turn, intent: Intent) -> None:
+    member = turn.member
+    if not member.swept or member.leaving:
+        return
+    generation = intent.stamp.generation
+    if any(unit.generation != generation for unit in alive(turn)):
+        return  # nothing starts beside an older generation
+    for name in intent.units_of(turn.state.node):
+        if find_unit(turn, name, generation) is None:
+            _start(turn, name, intent)
+
+
+def _start(turn: Turn, name: UnitName, intent: Intent) -> None:
+    if not alive(turn) and turn.member.memory is not None:
+        turn.set_member(baseline_bytes=turn.member.memory.available_bytes)
+    generation = intent.stamp.generation
+    _take_back_answers(turn, generation)
+    set_unit(turn, Unit(unit=name, generation=generation, state=UnitState.STARTING, since_s=turn.now))
+    turn.order(StartUnit(unit=name, stamp=intent.stamp, settings=intent.settings))
+    turn.note(UnitChanged(unit=name, generation=generation, state=UnitState.STARTING))
+
+
+def _take_back_answers(turn: Turn, generation: int) -> None:
+    """ "Nothing of this generation lives here" was true while only other nodes had units; it no longer is."""
+    member = turn.member
+    turn.set_member(
+        emptied_generation=min(member.emptied_generation, generation - 1),
+        fenced_generation=min(member.fenced_generation, generation - 1),
+    )
+
+
+def _drain(turn: Turn) -> None:
+    """When the last process of a generation is gone, read its logs to the end."""
+    generation = max((unit.generation for unit in turn.member.units), default=0)
+    over = all(not u.alive for u in turn.member.units if u.generation == generation)
+    if over and generation > max(turn.member.drained_generation, turn.member.draining_generation):
+        turn.set_member(draining_generation=generation)
+        turn.order(DrainSources(generation=generation))
+
+
+def _note_empty(turn: Turn) -> None:
+    """The explicit answer to a fence: nothing of this generation or an older one lives here."""
+    member = turn.member
+    intent = member.intent
+    if intent is None or not member.swept or alive(turn) or intent.units_of(turn.state.node):
+        return
+    generation = intent.stamp.generation
+    if generation > member.emptied_generation:
+        turn.set_member(emptied_generation=generation, emptied_at_s=turn.now)
+        if not any(unit.generation == generation for unit in member.units):
+            turn.set_member(drained_generation=max(member.drained_generation, generation))
+
+
+def _note_memory_back(turn: Turn) -> None:
+    member = turn.member
+    if member.fenced_generation >= member.emptied_generation or member.emptied_at_s is None:
+        return
+    deadline_s = member.emptied_at_s + turn.policy.memory_release_s
+    if _memory_is_back(turn) or turn.due(deadline_s):
+        turn.set_member(fenced_generation=member.emptied_generation)
+
+
+def _memory_is_back(turn: Turn) -> bool:
+    member = turn.member
+    if member.baseline_bytes is None:
+        return True  # nothing was started here
+    sample = member.memory
+    if sample is None or member.emptied_at_s is None or sample.at_s < member.emptied_at_s:
+        return False
+    return sample.available_bytes >= member.baseline_bytes - turn.policy.memory_tolerance_bytes
+
+
+def _check_model(turn: Turn) -> None:
+    """What a launch needs is checked while nothing runs; a serving engine is left in peace."""
+    member = turn.member
+    if alive(turn) or member.leaving or not turn.due(member.checked_at_s + turn.policy.model_check_s):
+        return
+    turn.set_member(checked_at_s=turn.now)
+    turn.order(CheckModel())
+
+
+def _leave(turn: Turn) -> None:
+    """A daemon that ends takes its child processes along, after the coordinator's fence or alone."""
+    since_s = turn.state.leaving_since_s
+    if since_s is None or turn.state.ending:
+        return
+    if not alive(turn) or all(unit.state is UnitState.UNKILLABLE for unit in alive(turn)):
+        turn.set_state(ending=True)
+        turn.order(EndDaemon())
+    elif turn.due(since_s + LEAVING_PATIENCE_S):
+        for unit in alive(turn):
+            if unit.state not in (UnitState.STOPPING, UnitState.UNKILLABLE):
+                stop_unit(turn, unit, turn.policy.stop_grace_s)

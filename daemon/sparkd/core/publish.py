@@ -1,0 +1,138 @@
+"""What this node says of itself: its status when it changed and as a heartbeat, evidence, telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkd.core.commands import (
+    ProbePeer,
+    PublishReport,
+    PublishStatus,
+    PublishTelemetry,
+)
+from sparkd.core.messages import MemberStatus, Report, Telemetry, UnitStatus
+from sparkd.core.state import Peer, State
+from sparkd.core.turn import Turn
+from sparkd.words import Phase
+
+PROBE_PEER_EVERY_S = 2.0
+"""Period of asking a silent peer over HTTP, and of fetching evidence that is missing."""
+
+
+def publish(turn: Turn) -> None:
+    """Order whatever is to be said now."""
+    _report(turn)
+    _status(turn)
+    _telemetry(turn)
+    for peer in turn.state.peers:
+        _probe_peer(turn, peer)
+
+
+def status_of(state: State, shared_digest: str, node_digest: str, version: str) -> MemberStatus:
+    """Return this node's status as a level."""
+    member = state.member
+    intent, memory = member.intent, member.memory
+    return MemberStatus(
+        node=state.node,
+        instance=state.instance,
+        seen=state.seen,
+        heard=tuple((peer.node, peer.status.instance) for peer in state.peers if peer.status),
+        intent_seq=intent.seq if intent else 0,
+        intent_coordinator=intent.coordinator if intent else "",
+        refused=member.refused,
+        units=tuple(
+            UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason)
+            for u in member.units
+        ),
+        swept=member.swept,
+        emptied_generation=member.emptied_generation,
+        fenced_generation=member.fenced_generation,
+        drained_generation=member.drained_generation,
+        report_seq=member.outbox.last_seq,
+        shared_digest=shared_digest,
+        node_digest=node_digest,
+        ready=member.ready,
+        not_ready=member.not_ready,
+        leaving=member.leaving,
+        available_bytes=memory.available_bytes if memory else None,
+        total_bytes=memory.total_bytes if memory else None,
+        pressure_percent=memory.pressure_percent if memory else None,
+        version=version,
+    )
+
+
+def _status(turn: Turn) -> None:
+    policy = turn.policy
+    status = status_of(turn.state, policy.shared_digest, policy.node_digest, policy.version)
+    published = turn.state.published
+    level = _level(status)
+    changed = level != published.level
+    if changed or turn.due(published.status_at_s + policy.status_every_s):
+        turn.set_state(published=replace(published, level=level, status_at_s=turn.now))
+        turn.order(PublishStatus(status=status))
+        turn.wake(turn.now + policy.status_every_s)
+
+
+def _level(status: MemberStatus) -> MemberStatus:
+    """Memory moves all the time; it rides along with what matters."""
+    return replace(status, available_bytes=None, total_bytes=None, pressure_percent=None)
+
+
+def _report(turn: Turn) -> None:
+    outbox = turn.member.outbox
+    if outbox.last_seq <= outbox.sent_seq:
+        return
+    report = reports_from(turn.state, outbox.sent_seq + 1)
+    turn.set_member(outbox=replace(outbox, sent_seq=outbox.last_seq))
+    if report is not None:
+        turn.order(PublishReport(report=report))
+
+
+def reports_from(state: State, first_seq: int) -> Report | None:
+    """Return this instance's evidence from *first_seq* on, as far as it is still kept."""
+    outbox = state.member.outbox
+    start = max(first_seq, outbox.first_seq)
+    signals = outbox.signals[start - outbox.first_seq :]
+    if not signals:
+        return None
+    return Report(node=state.node, instance=state.instance, first_seq=start, signals=signals)
+
+
+def _telemetry(turn: Turn) -> None:
+    published = turn.state.published
+    if not turn.due(published.telemetry_at_s + turn.policy.telemetry_every_s):
+        return
+    turn.set_state(published=replace(published, telemetry_at_s=turn.now))
+    turn.wake(turn.now + turn.policy.telemetry_every_s)
+    if turn.state.broker:
+        turn.order(PublishTelemetry(telemetry=_telemetry_of(turn)))
+
+
+def _telemetry_of(turn: Turn) -> Telemetry:
+    memory, lead = turn.member.memory, turn.state.coordinator
+    progress = lead.watch.progress if lead else None
+    intent = turn.member.intent
+    phase = lead.phase if lead else (intent.phase if intent else Phase.IDLE)
+    return Telemetry(
+        node=turn.state.node,
+        instance=turn.state.instance,
+        phase=phase,
+        generation=turn.state.seen.generation,
+        available_bytes=memory.available_bytes if memory else None,
+        total_bytes=memory.total_bytes if memory else None,
+        pressure_percent=memory.pressure_percent if memory else None,
+        done=progress.done if progress else None,
+        total=progress.total if progress else None,
+    )
+
+
+def _probe_peer(turn: Turn, peer: Peer) -> None:
+    """The second path: ask a peer that the broker does not bring, and fetch evidence that is missing."""
+    silent = turn.due(max(peer.mqtt_at_s, turn.state.broker_since_s) + turn.policy.peer_silence_s)
+    status = peer.status
+    behind = turn.state.coordinator is not None and status is not None and peer.fresh
+    gap = behind and status is not None and status.report_seq > peer.received_seq
+    if peer.probing or not (silent or gap) or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S):
+        return
+    turn.set_peer(peer, probing=True, probed_at_s=turn.now)
+    turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))

@@ -1,0 +1,24 @@
+"""How often and how soon: the budget per cause and the growing wait."""
+
+from __future__ import annotations
+
+from sparkd.core.policy import Policy
+
+Spent = tuple[tuple[str, float], ...]
+
+
+def spent_on(cause: str, spent: Spent, policy: Policy, now: float) -> int:
+    """Return how many relaunches *cause* has cost within the window."""
+    return sum(1 for name, at_s in spent if name == cause and at_s > now - policy.budget_window_s)
+
+
+def spend(cause: str, spent: Spent, policy: Policy, now: float) -> Spent:
+    """Return the account with one more relaunch for *cause*, without what is older than the window."""
+    kept = tuple(entry for entry in spent if entry[1] > now - policy.budget_window_s)
+    return (*kept, (cause, now))
+
+
+def backoff(failures: int, policy: Policy) -> float:
+    """Return the wait in seconds before the relaunch after the n-th failure of one incident (n from 1)."""
+    doubled: float = policy.backoff_base_s * 2 ** min(max(failures, 1) - 1, 16)
+    return min(doubled, policy.backoff_max_s)

@@ -1,0 +1,122 @@
+"""Watching a running generation: probes on their periods, real token progress, Ray's table, the canary.
+
+`/health` says 200 through every hang, so what counts is tokens: an engine is healthy while its counter
+grows, and where nobody asks it for tokens sparkd does (the canary). What did not answer is unknown: it
+never counts as progress, and it is judged only after its own silence deadline.
+"""
+
+from __future__ import annotations
+
+from sparkd.core.commands import ProbeEngine, ProbeMembership, SendCanary
+from sparkd.core.incident import observe_failure
+from sparkd.core.membership import lost_nodes
+from sparkd.core.turn import Turn
+from sparkd.words import Backend, Phase
+
+CANARY_PROMPTLY_S = 15.0
+"""A canary so long after the last token of an engine that was busy: a hang is found before the next one."""
+
+CANARY_LATER_S = 5.0
+"""A canary's own deadline lies behind that of a hang, so that the hang is judged and not the canary."""
+
+CANARY_MISSES_MAX = 3
+"""So many answered but wrong canaries in a row end a generation (one may meet a full queue)."""
+
+
+def probe_membership(turn: Turn) -> None:
+    """Ask for Ray's table when its period is over; one question at a time."""
+    watch = turn.lead.watch
+    if turn.policy.backend is not Backend.RAY or watch.probing_membership:
+        return
+    if turn.due(watch.probed_membership_at_s + turn.policy.membership_every_s):
+        turn.set_watch(probing_membership=True, probed_membership_at_s=turn.now)
+        turn.order(ProbeMembership(generation=turn.state.seen.generation))
+
+
+def probe_engine(turn: Turn) -> None:
+    """Ask for health and counters when the period is over; one question at a time."""
+    watch = turn.lead.watch
+    if watch.probing_engine or not turn.due(watch.probed_engine_at_s + turn.policy.engine_every_s):
+        return
+    turn.set_watch(probing_engine=True, probed_engine_at_s=turn.now)
+    turn.order(ProbeEngine(generation=turn.state.seen.generation))
+
+
+def send_canary(turn: Turn, deadline_s: float) -> None:
+    """Ask for one real generation; one at a time."""
+    turn.set_watch(canary_sent_at_s=turn.now)
+    turn.order(SendCanary(generation=turn.state.seen.generation, deadline_s=deadline_s))
+
+
+def check_ray(turn: Turn) -> None:
+    """A configured node that Ray does not list as alive ends the generation; so does a silent head."""
+    if turn.policy.backend is not Backend.RAY:
+        return
+    watch = turn.lead.watch
+    lost = lost_nodes(watch.membership, turn.policy)
+    if lost:
+        why = _death_reason(turn, lost[0])
+        text = f"Ray no longer lists {', '.join(lost)} as alive{why}"
+        observe_failure(turn, "observed_ray_node_dead", "ray_node_died", text, node=lost[0])
+    elif turn.due(watch.membership_ok_at_s + turn.policy.membership_silence_s):
+        text = (
+            f"Ray's head has not answered for {turn.policy.membership_silence_s:g} s: {watch.membership_why}"
+        )
+        observe_failure(turn, "observed_gcs_unreachable", "ray_gcs_unreachable", text, node=turn.state.node)
+
+
+def _death_reason(turn: Turn, name: str) -> str:
+    address = dict(turn.policy.nodes)[name]
+    observed = turn.lead.watch.membership
+    dead = [n for n in (observed.nodes or ()) if n.address == address and n.death_reason] if observed else []
+    return f": {dead[-1].death_reason}" if dead else ""
+
+
+def check_serving(turn: Turn) -> None:
+    """Find a hang: requests outstanding, or a canary, and no token for the configured time."""
+    _ask_when_quiet(turn)
+    _check_progress(turn)
+    _check_answers(turn)
+
+
+def _ask_when_quiet(turn: Turn) -> None:
+    watch = turn.lead.watch
+    if watch.canary_sent_at_s is not None:
+        return
+    quiet_since_s = max(watch.token_at_s, watch.canary_done_at_s)
+    pause_s = turn.policy.canary_idle_s
+    if watch.token_at_s > watch.canary_done_at_s or watch.canary_ok is not True:
+        pause_s = min(pause_s, CANARY_PROMPTLY_S, turn.policy.no_progress_s / 2)
+    if turn.due(quiet_since_s + pause_s):
+        send_canary(turn, turn.policy.no_progress_s + CANARY_LATER_S)
+
+
+def _check_progress(turn: Turn) -> None:
+    watch = turn.lead.watch
+    limit_s = turn.policy.no_progress_s
+    asked = [at for at in (watch.outstanding_since_s, watch.canary_sent_at_s) if at is not None]
+    if not asked or not turn.due(max(watch.token_at_s, min(asked)) + limit_s):
+        return
+    requests = _requests(turn)
+    text = f"no token for {limit_s:g} s while {requests} outstanding; /health answers"
+    observe_failure(turn, "observed_no_progress", "engine_hang", text)
+
+
+def _check_answers(turn: Turn) -> None:
+    """Wrong or refused answers again and again: it runs and does not serve."""
+    watch = turn.lead.watch
+    if watch.canary_misses >= CANARY_MISSES_MAX and turn.lead.phase is Phase.SERVING:
+        text = f"{watch.canary_misses} real generations in a row did not come right: {watch.canary_why}"
+        observe_failure(turn, "observed_canary_failed", "engine_hang", text)
+
+
+def _requests(turn: Turn) -> str:
+    engine = turn.lead.watch.engine
+    count = (engine.running or 0) + (engine.waiting or 0) if engine else 0
+    return f"{count} requests were" if count else "sparkd's own request was"
+
+
+def serve_is_up(turn: Turn) -> bool:
+    """Return whether the engine's own port says healthy."""
+    engine = turn.lead.watch.engine
+    return engine is not None and engine.healthy is True

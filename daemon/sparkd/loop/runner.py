@@ -1,0 +1,124 @@
+"""The single writer: queue -> step -> records durable -> commands -> one timer.
+
+Inputs before timers: what is queued is drained before a deadline fires. A gap between the loop's own turns
+(stopped, suspended, swapping) is told to the core first, so that our own stall never looks like a peer's
+silence. The loop is the only place that holds the state; everybody else gets values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from sparkd.core.commands import Command
+from sparkd.core.events import Event, LoopStalled, TimerFired
+from sparkd.core.policy import Policy
+from sparkd.core.records import DURABLE, Record
+from sparkd.core.state import State
+from sparkd.core.step import Step, next_deadline, step
+from sparkd.ports import Clock, Store
+
+log = structlog.get_logger()
+
+TURN_S = 1.0
+"""Longest sleep of the loop: a turn is due at least so often, which makes a stall visible."""
+STALL_S = 2.0
+"""Turns further apart than TURN_S + STALL_S are a stall of this daemon."""
+QUEUE_MAX = 20_000
+"""Events that may wait; beyond it the newest are dropped and counted (a flood, not a working daemon)."""
+
+
+class Execute(Protocol):
+    """Carries out a command without blocking; its outcome comes back through `emit`."""
+
+    def __call__(self, command: Command) -> None:
+        """Start carrying out *command*."""
+
+
+Observer = Callable[[State, Sequence[Record], float], None]
+
+
+class Loop:
+    """Runs the core."""
+
+    def __init__(
+        self, state: State, policy: Policy, *, clock: Clock, store: Store, execute: Execute, observe: Observer
+    ) -> None:
+        self.state = state
+        self.policy = policy
+        self.dropped = 0
+        self.steps = 0
+        self.step_seconds = 0.0
+        self._clock = clock
+        self._store = store
+        self._execute = execute
+        self._observe = observe
+        self._queue: deque[Event] = deque()
+        self._woken = asyncio.Event()
+        self._alive_at_s = clock.now()
+
+    def emit(self, event: Event) -> None:
+        """Queue an event; called from the loop's own thread, never blocks."""
+        if len(self._queue) >= QUEUE_MAX:
+            self.dropped += 1
+            return
+        self._queue.append(event)
+        self._woken.set()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the loop's last turn."""
+        return self._clock.now() - self._alive_at_s
+
+    async def run(self) -> None:
+        """Turn until cancelled."""
+        while True:
+            await self._sleep()
+            await self._turn()
+
+    async def _sleep(self) -> None:
+        """Wait for an event, the core's deadline, or the end of the turn."""
+        deadline_s = next_deadline(self.state)
+        left_s = TURN_S if deadline_s is None else min(TURN_S, max(0.0, deadline_s - self._clock.now()))
+        if self._queue:
+            return
+        try:
+            async with asyncio.timeout(left_s):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    async def _turn(self) -> None:
+        now = self._clock.now()
+        gap_s = now - self._alive_at_s
+        self._alive_at_s = now
+        if gap_s > TURN_S + STALL_S:
+            log.warning("loop stalled", gap_s=round(gap_s, 1))
+            await self._step(LoopStalled(gap_s=gap_s))
+        while self._queue:
+            await self._step(self._queue.popleft())
+        self._woken.clear()
+        deadline_s = next_deadline(self.state)
+        if deadline_s is not None and deadline_s <= self._clock.now():
+            await self._step(TimerFired())
+
+    async def _step(self, event: Event) -> None:
+        started = time.perf_counter()
+        result = step(self.state, event, self._clock.now(), self.policy)
+        self.step_seconds += time.perf_counter() - started
+        self.steps += 1
+        self.state = result.state
+        await self._commit(result)
+
+    async def _commit(self, result: Step) -> None:
+        """Durable before done: records first, then whoever watches, then the effects."""
+        if any(isinstance(record, DURABLE) for record in result.records):
+            await self._store.append(result.records)
+        self._observe(result.state, result.records, self._clock.now())
+        for command in result.commands:
+            self._execute(command)
