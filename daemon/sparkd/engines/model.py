@@ -1,8 +1,12 @@
-"""What the engines package speaks in: what is to be served, where, and what is to be executed."""
+"""What the engines package speaks in: what is to be served, where, and what is to be executed.
+
+Environments are left out of every repr: an operator may have put a token there.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from sparkd.words import Backend, Phase, Role, Stamp, UnitName
 
@@ -18,6 +22,7 @@ class NodeSpec:
         address: its address on the fabric: what Ray, vLLM, NCCL and gloo must use.
         interface: the network interface that carries that address (may differ per node).
         env: this node's own additions to the engine's environment.
+        management_address: a second address, for the peer's HTTP view only; None = there is none.
     """
 
     name: str
@@ -25,7 +30,15 @@ class NodeSpec:
     rank: int
     address: str
     interface: str
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    management_address: str | None = None
+
+
+class Device(StrEnum):
+    """What vLLM was built for. `cpu` is for test beds: it has no graphs and its own memory accounting."""
+
+    GPU = "gpu"
+    CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,7 @@ class EngineSpec:
         master_port: rendezvous port of the mp backend.
         ray_program, vllm_program: absolute paths, or names looked up in the engine's PATH.
         path: PATH of the engine's environment.
+        home: HOME of the engine: caches of compiled code live below it.
         ray_temp_dir: directory of Ray's sessions on this node; short, since socket paths are
             limited to 107 bytes.
         ray_object_store_bytes: size of Ray's object store; vLLM needs little.
@@ -53,23 +67,26 @@ class EngineSpec:
         extra_args: further arguments of `vllm serve`, last on its command line.
         ray_extra_args: further arguments of `ray start`.
         env: further environment of the engine, on every node.
+        device: what vLLM was built for.
+        vllm_version, ray_version: the installed versions ("0.32.0"); empty = not known, which means the
+            portable options only.
     """
 
     model: str
     served_name: str
-    backend: Backend
-    tensor_parallel: int
-    pipeline_parallel: int
-    gpus_per_node: int
-    api_host: str
-    api_port: int
-    ray_port: int
-    master_port: int
-    ray_program: str
-    vllm_program: str
-    path: str
-    home: str
-    ray_temp_dir: str
+    backend: Backend = Backend.RAY
+    tensor_parallel: int = 2
+    pipeline_parallel: int = 1
+    gpus_per_node: int = 1
+    api_host: str = "0.0.0.0"  # noqa: S104 - the API is what the cluster offers, as vLLM itself does
+    api_port: int = 8000
+    ray_port: int = 6379
+    master_port: int = 29501
+    ray_program: str = "ray"
+    vllm_program: str = "vllm"
+    path: str = "/usr/local/bin:/usr/bin:/bin"
+    home: str = "/var/lib/sparkd"
+    ray_temp_dir: str = "/var/tmp/sparkd-ray"  # noqa: S108 - on disk: /run would take the model's memory
     ray_object_store_bytes: int = 1 << 30
     ray_num_gpus: int | None = None
     ray_auth_token_path: str | None = None
@@ -79,7 +96,10 @@ class EngineSpec:
     execute_timeout_s: int = 300
     extra_args: tuple[str, ...] = ()
     ray_extra_args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    device: Device = Device.GPU
+    vllm_version: str = ""
+    ray_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +109,7 @@ class Rendered:
     unit: UnitName
     stamp: Stamp
     argv: tuple[str, ...]
-    env: tuple[tuple[str, str], ...]
+    env: tuple[tuple[str, str], ...] = field(repr=False)
     warnings: tuple[str, ...] = ()
 
 
@@ -100,7 +120,7 @@ class LineFact:
     Attributes:
         phase: the phase that the line shows to have begun.
         done, total: progress within the phase (shards, captured sizes).
-        kv_cache_bytes: "Available KV cache memory" of one rank.
+        kv_cache_bytes: "Available KV cache memory" of one rank; negative where nothing is left for it.
         rate_tok_s: generation throughput that the engine reports.
         port_ready: the API server says that it is up.
     """

@@ -1,0 +1,16 @@
+"""The configuration: one TOML file, equal on all nodes, over it `SPARKD_*`, beside it credentials.
+
+    [broker] port = 1884   in the file   is   SPARKD_BROKER__PORT=1884   in the environment, which wins.
+
+Rules of this package:
+- Defaults stand in the dataclasses that use the values, once; the models here only point to them.
+- Unknown is an error at every level, also a misspelt SPARKD_* variable. All errors are told at once.
+- An error says where, which key, which value and what is allowed. The value of a secret is never said.
+- What comes out is frozen. Nothing of pydantic leaves this package.
+"""
+
+from sparkd.config.errors import ConfigError
+from sparkd.config.load import load
+from sparkd.config.values import Api, Broker, Loaded, Paths
+
+__all__ = ["Api", "Broker", "ConfigError", "Loaded", "Paths", "load"]

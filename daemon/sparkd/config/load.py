@@ -1,0 +1,228 @@
+"""From the sources to frozen values: read, validate, check, build."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+
+from sparkd.config.checks import OPERATOR_SOCKET, notes, problems
+from sparkd.config.errors import ConfigError, schema_lines
+from sparkd.config.model import OFF, File, NodeSection, Section
+from sparkd.config.sources import (
+    KEY_MIN_BYTES,
+    Credentials,
+    merged,
+    read_credentials,
+    read_environment,
+    read_file,
+)
+from sparkd.config.values import Api, Broker, Loaded, Paths
+from sparkd.core.ladder import RAISED_THRESHOLD
+from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
+from sparkd.engines.member import digests
+from sparkd.engines.model import EngineSpec, NodeSpec
+from sparkd.words import Role, Settings
+
+
+def load(
+    path: str,
+    node: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    credentials_dir: str | None = None,
+) -> Loaded:
+    """Return the configuration as one node uses it. `policy.version` is left to the caller.
+
+    Args:
+        path: the TOML file.
+        node: this node's name; None = $SPARKD_NODE, else the machine's hostname.
+        environ: the variables to read; None = the process's own.
+        credentials_dir: directory of cluster_key, broker_password, ray_token; None =
+            $CREDENTIALS_DIRECTORY.
+
+    Raises:
+        ConfigError: with one line for each error.
+    """
+    environ = os.environ if environ is None else environ
+    document = read_file(path)
+    overrides, from_env, lines = read_environment(environ)
+    credentials, more = read_credentials(credentials_dir or environ.get("CREDENTIALS_DIRECTORY"))
+    lines += more
+    # A name with an underscore first would be an option of pydantic-settings, not a key.
+    lines += [f"{path}: {name}: unknown key" for name in document if name.startswith("_")]
+    given = {name: value for name, value in document.items() if not name.startswith("_")}
+    try:
+        file = File(**merged(given, overrides))
+    except ValidationError as error:
+        raise ConfigError([*lines, *schema_lines(error, path, from_env)]) from None
+    lines += [f"{path}: {line}" for line in problems(file)]
+    nodes = _nodes(file)
+    this = _this_node(nodes, node or environ.get("SPARKD_NODE"), path, lines)
+    key = _key(file, credentials, path, lines)
+    broker = _broker(file, nodes, credentials, path, lines)
+    if lines or this is None:
+        raise ConfigError(lines)
+    return _loaded(file, nodes, this, key, broker, _engine(file, credentials))
+
+
+def _loaded(  # noqa: PLR0917 - the parts of one value
+    file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, key: bytes, broker: Broker, engine: EngineSpec
+) -> Loaded:
+    return Loaded(
+        cluster=file.cluster.name,
+        policy=_policy(file, nodes, this, engine),
+        engine=engine,
+        nodes=nodes,
+        node=this,
+        broker=broker,
+        api=_api(file, this),
+        paths=Paths(**dict(file.paths)),
+        key=key,
+        notes=notes(file),
+    )
+
+
+def _nodes(file: File) -> tuple[NodeSpec, ...]:
+    """Head first, then in the order of the file; that order is the rank."""
+    ordered = sorted(file.node, key=lambda node: node.role is not Role.HEAD)
+    return tuple(_node(node, rank) for rank, node in enumerate(ordered))
+
+
+def _node(node: NodeSection, rank: int) -> NodeSpec:
+    return NodeSpec(
+        name=node.name,
+        role=node.role,
+        rank=rank,
+        address=node.address,
+        interface=node.interface,
+        env=tuple(sorted(node.env.items())),
+        management_address=node.management_address,
+    )
+
+
+def _this_node(
+    nodes: tuple[NodeSpec, ...], given: str | None, path: str, lines: list[str]
+) -> NodeSpec | None:
+    """A machine may be called by its full name: its first label counts then."""
+    hostname = socket.gethostname()
+    wanted = (given,) if given else (hostname, hostname.partition(".")[0])
+    found = next((node for node in nodes if node.name in wanted), None)
+    if found is None:
+        who = f"--node {given}" if given else f"this machine's hostname {hostname}"
+        names = ", ".join(node.name for node in nodes)
+        lines.append(f"{path}: node: {who} is none of the configured nodes ({names})")
+    return found
+
+
+def _key(file: File, credentials: Credentials, path: str, lines: list[str]) -> bytes:
+    inline = file.cluster.key.get_secret_value().encode() if file.cluster.key is not None else None
+    key = inline if credentials.cluster_key is None else credentials.cluster_key
+    if key is None:
+        lines.append(f"{path}: cluster.key: is missing; give it here or as the credential cluster_key")
+    elif len(key) < KEY_MIN_BYTES:
+        lines.append(f"{path}: cluster.key: has {len(key)} bytes; at least {KEY_MIN_BYTES} are needed")
+    if inline is not None and credentials.cluster_key not in {None, inline}:
+        lines.append(f"{path}: cluster.key: differs from the credential cluster_key; give only one")
+    return key or b""
+
+
+def _engine(file: File, credentials: Credentials) -> EngineSpec:
+    engine, ray, vllm = file.engine, file.engine.ray, file.engine.vllm
+    return EngineSpec(
+        model=engine.model,
+        served_name=engine.served_name or engine.model.rpartition("/")[2],
+        backend=engine.backend,
+        tensor_parallel=engine.tensor_parallel,
+        pipeline_parallel=engine.pipeline_parallel,
+        gpus_per_node=engine.gpus_per_node,
+        api_host=vllm.api_host,
+        api_port=vllm.api_port,
+        ray_port=ray.port,
+        master_port=vllm.master_port,
+        ray_program=ray.program,
+        vllm_program=vllm.program,
+        path=engine.path,
+        home=engine.home,
+        ray_temp_dir=ray.temp_dir,
+        ray_object_store_bytes=ray.object_store_bytes,
+        ray_num_gpus=ray.num_gpus,
+        ray_auth_token_path=ray.auth_token_path or credentials.ray_token_path,
+        health_period_ms=ray.health_period_ms,
+        health_timeout_ms=ray.health_timeout_ms,
+        health_failures=ray.health_failures,
+        execute_timeout_s=vllm.execute_timeout_s,
+        extra_args=tuple(vllm.extra_args),
+        ray_extra_args=tuple(ray.extra_args),
+        env=tuple(sorted(engine.env.items())),
+        device=engine.device,
+        vllm_version=vllm.version,
+        ray_version=ray.version,
+    )
+
+
+def _settings(file: File) -> Settings:
+    asked = dict(file.settings)
+    if asked["ray_memory_threshold"] == OFF:
+        asked["ray_memory_threshold"] = RAISED_THRESHOLD
+    return Settings(**asked)
+
+
+def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: EngineSpec) -> Policy:
+    shared, own = digests(engine, file.cluster.name, this, nodes)
+    return Policy(
+        node=this.name,
+        head=nodes[0].name,
+        nodes=tuple((node.name, node.address) for node in nodes),
+        backend=engine.backend,
+        gpus=engine.gpus_per_node,
+        settings=_settings(file),
+        floors=Floors(**dict(file.floors)),
+        shared_digest=shared,
+        node_digest=own,
+        ray_monitor_off_asked=file.settings.ray_memory_threshold == OFF,
+        autostart=file.engine.autostart,
+        phase_budget_s=tuple(
+            (phase, getattr(file.timeouts.phase_budget_s, phase.value)) for phase, _ in PHASE_BUDGETS
+        ),
+        **_of_policy(file.timeouts),
+        **_of_policy(file.recovery),
+    )
+
+
+def _of_policy(section: Section) -> dict[str, Any]:
+    """The keys of a section that are the policy's fields, plain numbers all."""
+    names = {field.name for field in fields(Policy)} - {"phase_budget_s"}
+    return {name: value for name, value in section if name in names}
+
+
+def _broker(
+    file: File, nodes: tuple[NodeSpec, ...], credentials: Credentials, path: str, lines: list[str]
+) -> Broker:
+    section = file.broker
+    inline = _plain(section.password)
+    if inline is not None and credentials.broker_password not in {None, inline}:
+        lines.append(f"{path}: broker.password: differs from the credential broker_password; give only one")
+    values = dict(section)
+    values["password"] = credentials.broker_password or inline
+    values["embedded"] = not section.host
+    values["host"] = section.host or (nodes[0].address if nodes else "")
+    return Broker(**values)
+
+
+def _plain(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _api(file: File, this: NodeSpec) -> Api:
+    addresses = (this.address, this.management_address)
+    return Api(
+        address=file.api.address,
+        port=file.api.port,
+        peer_port=file.api.peer_port,
+        socket=file.api.socket or f"{file.paths.run_dir}/{OPERATOR_SOCKET}",
+        peer_addresses=tuple(address for address in addresses if address is not None),
+    )

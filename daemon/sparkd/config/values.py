@@ -1,0 +1,90 @@
+"""What the configuration amounts to: frozen, complete, checked. The home of the defaults of its own parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkd.core.policy import Policy
+from sparkd.engines.model import EngineSpec, NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The MQTT broker.
+
+    Attributes:
+        host: where it is; empty in the configuration = embedded.
+        port: TCP port.
+        embedded: the head's daemon runs it, at the head's address.
+        username, password: the account; None = anonymous.
+        tls: speak TLS.
+        ca_file: the authorities to trust; None = the system's.
+        cert_file, key_file: this client's certificate and its key; None = none.
+    """
+
+    host: str = ""
+    port: int = 1883
+    embedded: bool = True
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Where this daemon listens.
+
+    Attributes:
+        address, port: metrics and the status page; without a login, so on the loopback by default.
+        peer_port: the signed view for peers, on `peer_addresses` (this node's own).
+        socket: the operator's socket; empty in the configuration = sparkd.sock in the run directory.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 9760
+    peer_port: int = 9761
+    socket: str = ""
+    peer_addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where this daemon keeps things: what must survive, logs of units, what may go with a reboot."""
+
+    state_dir: str = "/var/lib/sparkd"
+    log_dir: str = "/var/log/sparkd"
+    run_dir: str = "/run/sparkd"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The whole configuration as this node uses it.
+
+    Attributes:
+        cluster: the cluster's name.
+        policy: what the core may know.
+        engine: what is served.
+        nodes: all nodes, head first; node: this one.
+        broker, api, paths: the daemon's own surroundings.
+        key: the cluster key that signs messages.
+        notes: what an operator should know although it is no error.
+    """
+
+    cluster: str
+    policy: Policy
+    engine: EngineSpec
+    nodes: tuple[NodeSpec, ...]
+    node: NodeSpec
+    broker: Broker
+    api: Api
+    paths: Paths
+    key: bytes = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that the engine's API asks for (VLLM_API_KEY in engine.env); None = it asks for none."""
+        return dict(self.engine.env).get("VLLM_API_KEY")

@@ -1,0 +1,130 @@
+"""What a line of the engine's output means for the phase, as data.
+
+Rules of this file:
+- Match on text, never on a file's line number: those change with every release.
+- A line tells only what it says. Lines come late and out of order through Ray; who folds them decides.
+- Most lines say nothing: finding that out costs a few substring searches and no regular expression.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sparkd.engines.model import LineFact
+from sparkd.words import GIB, Phase
+
+# (text, phase), vLLM 0.22 to 0.32, in the order of a start; the first text that is in the line counts.
+PHASE_TEXTS: tuple[tuple[str, Phase], ...] = (
+    ("Initializing a V1 LLM engine", Phase.INIT_DISTRIBUTED),
+    ("non-default args: {", Phase.RESOLVING_CONFIG),
+    ("Resolved architecture: ", Phase.RESOLVING_CONFIG),
+    ("Using max model len ", Phase.RESOLVING_CONFIG),
+    ("Connecting to existing Ray cluster", Phase.INIT_DISTRIBUTED),
+    ("Connected to Ray cluster", Phase.INIT_DISTRIBUTED),
+    ("Creating a new placement group", Phase.INIT_DISTRIBUTED),
+    ("Waiting for creating a placement group", Phase.INIT_DISTRIBUTED),
+    ("DP group leader: node_rank=", Phase.INIT_DISTRIBUTED),
+    ("headless multiproc executor, with head node", Phase.INIT_DISTRIBUTED),
+    (" distributed_init_method=", Phase.INIT_DISTRIBUTED),
+    (" is assigned as DP rank ", Phase.INIT_DISTRIBUTED),
+    ("vLLM is using nccl==", Phase.INIT_DISTRIBUTED),
+    ("Starting to load model ", Phase.LOADING_WEIGHTS),
+    (" Checkpoint size: ", Phase.LOADING_WEIGHTS),
+    ("Loading weights took ", Phase.LOADING_WEIGHTS),
+    ("Model loading took ", Phase.LOADING_WEIGHTS),
+    ("Dynamo bytecode transform time", Phase.COMPILING),
+    ("Cache the graph of compile range", Phase.COMPILING),
+    ("Compiling a graph for compile range", Phase.COMPILING),
+    ("torch.compile took ", Phase.COMPILING),
+    ("saved AOT compiled function to ", Phase.COMPILING),
+    ("Directly load AOT compilation from ", Phase.COMPILING),
+    ("Directly load the compiled graph(s)", Phase.COMPILING),
+    ("Warming up model for the compilation", Phase.COMPILING),
+    ("Initial profiling/warmup run took ", Phase.PROFILING),
+    ("Profiling CUDA graph memory: ", Phase.PROFILING),
+    ("Estimated CUDA graph memory: ", Phase.PROFILING),
+    ("PU KV cache size: ", Phase.ALLOCATING_KV_CACHE),
+    ("Graph capturing finished in ", Phase.CAPTURING_GRAPHS),
+    ("CUDA graph pool memory: ", Phase.CAPTURING_GRAPHS),
+    ("init engine (profile, create kv cache", Phase.STARTING_API),
+    ("Starting vLLM server on ", Phase.STARTING_API),
+    ("Available routes are:", Phase.STARTING_API),
+    ("Started server process [", Phase.STARTING_API),
+    ("Waiting for application startup.", Phase.STARTING_API),
+)
+# A logged request quotes what a user wrote: nothing in it is the engine's word.
+QUOTING = ("Received request ", "Generated response ")
+
+Reader = Callable[[str], LineFact | None]
+
+_BAR = re.compile(r"\|\s*(\d+)/(\d+) \[")
+_KV = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")
+_KV_PINNED = re.compile(r"reserved ([\d.]+) GiB memory for KV Cache")
+_KV_CPU = re.compile(r"\(([\d.]+)/[\d.]+\) GiB for KV cache")
+_RATE = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s")
+
+
+def _bar(phase: Phase) -> Reader:
+    """A bar's line has its numbers; the same words elsewhere show no progress."""
+
+    def read(text: str) -> LineFact | None:
+        found = _BAR.search(text)
+        return LineFact(phase=phase, done=int(found[1]), total=int(found[2])) if found else None
+
+    return read
+
+
+def _kv_cache(pattern: re.Pattern[str]) -> Reader:
+    """Bytes of one rank, from GiB with two digits; negative where nothing is left."""
+
+    def read(text: str) -> LineFact | None:
+        found = pattern.search(text)
+        if found is None:
+            return None
+        return LineFact(phase=Phase.ALLOCATING_KV_CACHE, kv_cache_bytes=round(float(found[1]) * GIB))
+
+    return read
+
+
+def _rate(text: str) -> LineFact | None:
+    found = _RATE.search(text)
+    return LineFact(rate_tok_s=float(found[1])) if found else None
+
+
+def _ready(text: str) -> LineFact | None:
+    """Uvicorn's own line ends with these words."""
+    if not text.rstrip().endswith("Application startup complete."):
+        return None
+    return LineFact(phase=Phase.STARTING_API, port_ready=True)
+
+
+# (text, reader): lines that carry a number, or are more than a phase.
+NUMBER_TEXTS: tuple[tuple[str, Reader], ...] = (
+    (" checkpoint shards: ", _bar(Phase.LOADING_WEIGHTS)),
+    ("Loading safetensors using ", _bar(Phase.LOADING_WEIGHTS)),
+    ("Multi-thread loading shards", _bar(Phase.LOADING_WEIGHTS)),
+    (" CUDA graphs", _bar(Phase.CAPTURING_GRAPHS)),
+    ("Available KV cache memory: ", _kv_cache(_KV)),
+    ("GiB memory for KV Cache as specified", _kv_cache(_KV_PINNED)),
+    (" GiB for KV cache on node", _kv_cache(_KV_CPU)),
+    ("Avg generation throughput: ", _rate),
+    ("Application startup complete.", _ready),
+)
+
+# One table, one pass: what carries a number comes first, for it also shows its phase.
+_TEXTS: tuple[tuple[str, Reader | LineFact], ...] = (
+    *NUMBER_TEXTS,
+    *((text, LineFact(phase=phase)) for text, phase in PHASE_TEXTS),
+)
+
+
+def read_line(text: str) -> LineFact | None:
+    """Return what one line (ANSI codes removed) says of the engine's phase, None where it says nothing."""
+    for needle, meaning in _TEXTS:
+        if needle not in text:
+            continue
+        fact = meaning if isinstance(meaning, LineFact) else meaning(text)
+        if fact is not None:
+            return None if any(quoting in text for quoting in QUOTING) else fact
+    return None
