@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparkd.core import fence, remedy, restart
-from sparkd.core.phases import LIVE
+from sparkd.core.phases import ENGINE, LIVE, is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Remedied, SettingsAdopted, Times
 from sparkd.core.state import SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
@@ -158,12 +158,21 @@ def _judge(turn: Turn, failure: Failure) -> Diagnosis:
     evidence = Evidence(
         signals=failure.signals,
         exits=failure.exits,
-        phase=failure.phase,
+        phase=_reached(turn, failure),
         nodes=tuple(name for name, _ in turn.policy.nodes),
         head=turn.policy.head,
         kv_cache_bytes=failure.kv_cache_bytes,
     )
     return judge(evidence)
+
+
+def _reached(turn: Turn, failure: Failure) -> Phase:
+    """The phase that the generation had reached: its last lines may be read after the failure was seen."""
+    progress = turn.lead.watch.progress
+    shown = progress.phase if progress is not None else None
+    if failure.phase in ENGINE and shown is not None and is_forward(failure.phase, shown):
+        return shown
+    return failure.phase
 
 
 def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:

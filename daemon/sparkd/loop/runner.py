@@ -29,6 +29,8 @@ TURN_S = 1.0
 """Longest sleep of the loop: a turn is due at least so often, which makes a stall visible."""
 STALL_S = 2.0
 """Turns further apart than TURN_S + STALL_S are a stall of this daemon."""
+STORE_PATIENCE_S = 2.0
+"""Longest wait for records to be durable before the step's commands run all the same."""
 QUEUE_MAX = 20_000
 """Events that may wait; beyond it the newest are dropped and counted (a flood, not a working daemon)."""
 
@@ -118,7 +120,20 @@ class Loop:
     async def _commit(self, result: Step) -> None:
         """Durable before done: records first, then whoever watches, then the effects."""
         if any(isinstance(record, DURABLE) for record in result.records):
-            await self._store.append(result.records)
+            await self._persist(result.records)
         self._observe(result.state, result.records, self._clock.now())
         for command in result.commands:
             self._execute(command)
+
+    async def _persist(self, records: Sequence[Record]) -> None:
+        """Wait for the disk, but not for ever: a node under memory pressure must still be fenced.
+
+        What was not on disk in time is written as soon as the disk answers; the peers' statuses carry the
+        highest stamp meanwhile.
+        """
+        writing = asyncio.ensure_future(self._store.append(records))
+        try:
+            async with asyncio.timeout(STORE_PATIENCE_S):
+                await asyncio.shield(writing)
+        except TimeoutError:
+            log.error("disk does not answer", patience_s=STORE_PATIENCE_S)
