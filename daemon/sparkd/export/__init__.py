@@ -1,0 +1,1 @@
+"""What sparkd tells: metrics, log lines and the status document, all made of frozen values."""

@@ -1,0 +1,50 @@
+"""Records as JSON and back: what stands in the history is plain data that any tool can read."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict
+from typing import Any
+
+from sparkd.core.records import Record
+from sparkd.words import CudaGraph, LoadFormat, Settings
+
+
+def kind_of(record: Record) -> str:
+    """Return the record's kind: its class name in snake_case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__).lower()
+
+
+def body_of(record: Record) -> str:
+    """Return the record's fields as JSON. What is not a finite number becomes null: JSON knows no NaN."""
+    return json.dumps(_finite(asdict(record)), ensure_ascii=False, allow_nan=False)
+
+
+def settings_body(settings: Settings) -> dict[str, Any]:
+    """Return settings as plain data."""
+    return asdict(settings)
+
+
+def settings_from(body: object) -> Settings | None:
+    """Return the settings that *body* describes, None where it does not describe any."""
+    if not isinstance(body, dict):
+        return None
+    try:
+        known = dict(body)
+        known["cudagraph"] = CudaGraph(known["cudagraph"])
+        known["load_format"] = LoadFormat(known["load_format"])
+        return Settings(**known)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

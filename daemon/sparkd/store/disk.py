@@ -1,0 +1,148 @@
+"""`DiskStore`: the `Store` port on a state directory. Failing disks are logged once, and never raised."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from sparkd.core.records import Record, StampAdvanced
+from sparkd.core.state import Remembered
+from sparkd.store.history import History, Recalled, Retention, Row
+from sparkd.store.stamp import StampFile
+from sparkd.store.view import HistoryView
+from sparkd.words import NO_STAMP, Settings, Stamp
+
+_FAILURES = (OSError, sqlite3.Error)
+
+
+class DiskStore:
+    """Stamp file and history of one state directory. All disk work after `load` is in one thread.
+
+    Attributes:
+        view: the history as people read it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        asked: Settings,
+        wall: Callable[[], float],
+        retention: Retention | None = None,
+        retry_s: float = 10.0,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            directory: the state directory; it exists and is locked (`StateLock`).
+            asked: the settings that the operator asks for: kept beside what is learned.
+            wall: the wall clock in seconds, for people; nothing decides on it.
+            retention: bounds of the history.
+            retry_s: period of trying again what a failing disk refused.
+        """
+        self._stamps = StampFile(directory / "stamp")
+        self._history = History(directory / "history.sqlite", retention)
+        self._asked = asked
+        self._wall = wall
+        self._retry_s = retry_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self.view = HistoryView(self._history, self._thread)
+        self._log = structlog.get_logger("sparkd.store")
+        self._owed = NO_STAMP
+        self._trouble: dict[str, str] = {}
+        self._retrying: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """What does not work now (a full disk, for one), for status and metrics; empty where all does."""
+        return "; ".join(self._trouble.values())
+
+    @property
+    def queued(self) -> int:
+        """Records that wait in memory for the disk."""
+        return self._history.queued
+
+    def load(self) -> Remembered:
+        """Return what an earlier daemon remembered; damaged files are moved aside and noted."""
+        recalled = self._recall()
+        seen = self._load_stamp(recalled)
+        return Remembered(
+            seen=seen, incidents=recalled.incidents, settings=recalled.settings, asked=recalled.asked
+        )
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Make records durable. Returns only when they are on disk; a full disk is logged, not raised."""
+        if not records:
+            return
+        rows = self._history.rows(records, self._wall(), self._asked)
+        seen = max((record.seen for record in records if isinstance(record, StampAdvanced)), default=NO_STAMP)
+        await self._in_thread(partial(self._write, seen, rows))
+        if self._trouble and self._retrying is None:
+            self._retrying = asyncio.create_task(self._retry(), name="store retry")
+
+    async def close(self) -> None:
+        """Write what waits, if that works now, and close the files."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+        if self._trouble:
+            await self._in_thread(partial(self._write, NO_STAMP, []))
+        self._stamps.close()
+        self._history.close()
+        self._thread.shutdown()
+
+    def _recall(self) -> Recalled:
+        try:
+            recalled = self._history.load()
+        except _FAILURES as error:
+            self._failed("history", error)
+            return Recalled()
+        if recalled.note:
+            self._log.warning("history_damaged", note=recalled.note)
+        return recalled
+
+    def _load_stamp(self, recalled: Recalled) -> Stamp:
+        try:
+            loaded = self._stamps.load()
+        except OSError as error:
+            self._failed("stamp", error)
+            return recalled.highest
+        if loaded.damaged:
+            self._log.warning("stamp_damaged", note=loaded.note, highest_in_history=str(recalled.highest))
+        return max(loaded.stamp, recalled.highest)
+
+    def _write(self, seen: Stamp, rows: Sequence[Row]) -> None:
+        self._owed = max(self._owed, seen)
+        self._attempt("stamp", partial(self._stamps.write, self._owed))
+        self._attempt("history", partial(self._history.write, rows))
+        note = self._history.take_note()
+        if note:
+            self._log.warning("history_damaged", note=note)
+
+    def _attempt(self, what: str, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except _FAILURES as error:
+            self._failed(what, error)
+        else:
+            if self._trouble.pop(what, None) is not None:
+                self._log.info("store_works_again", file=what, lost=self._history.lost)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if what not in self._trouble:
+            self._log.error("store_failed", file=what, error=str(error), kept="in memory, tried again")
+        self._trouble[what] = f"{what} cannot be written: {error}"
+
+    async def _retry(self) -> None:
+        while self._trouble:
+            await asyncio.sleep(self._retry_s)
+            await self._in_thread(partial(self._write, NO_STAMP, []))
+        self._retrying = None
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
