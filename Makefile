@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+export PYTHONPATH := tests
 
 .PHONY: demo test lint lab clean setup
 
@@ -12,7 +13,7 @@ $(VENV)/.complete: requirements.lock pyproject.toml tests/setup.sh
 	@PYTHON=$(PYTHON) bash tests/setup.sh $(VENV)
 
 demo: setup
-	@$(BIN)/python -m tests.demo $(if $(CHECK),--check) --engine $(or $(ENGINE),standin)
+	@$(BIN)/python -m demo $(if $(CHECK),--check) --engine $(or $(ENGINE),standin)
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -27,7 +28,7 @@ test: setup
 
 lab: setup
 	@bash tests/packages.sh iproute2
-	$(BIN)/python -m tests.lab $(ARGS)
+	$(BIN)/python -m lab $(ARGS)
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import signal
 import sys
@@ -21,68 +20,20 @@ from typing import Any
 
 import aiohttp
 
+from cluster import DeadlineError, Event, stamped_processes
 from sparkd.adapters.ray_table import GcsTable
-from tests.cluster import Cluster, DeadlineError, Event, NodeSetup, free_port, stamped_processes
+from standin_cluster import HEAD, NODES, Standin, make
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "build" / "demo"
 CLUSTER = "demo"
-NODES = {"spark-a": "127.0.0.2", "spark-b": "127.0.0.3"}
-HEAD = "127.0.0.2"
+PAGE_PORT = 9760
 
-CONFIG = """
-[cluster]
-name = "demo"
-key = "a key for the demo, on this machine only"
-
-[[node]]
-name = "spark-a"
-role = "head"
-address = "127.0.0.2"
-interface = "lo"
-
-[[node]]
-name = "spark-b"
-role = "worker"
-address = "127.0.0.3"
-interface = "lo"
-
-[engine]
-model = "{model}"
-served_name = "qwen-demo"
-path = "{bin}:/usr/bin:/bin"
-home = "{home}"
-env = {{ SPARKD_STANDIN_FAULTS = "{faults}", SPARKD_STANDIN_PYTHON = "{python}" }}
-
-[engine.ray]
-version = "2.60.0"
-port = {ray_port}
-num_gpus = 1
-
-[engine.vllm]
-version = "0.32.0"
-api_port = {api_port}
-
-[broker]
-port = {broker_port}
-
-[recovery]
-backoff_base_s = 0.2
-
-[timeouts]
-membership_every_s = 0.25
-engine_every_s = 0.25
-"""
-
-FAULTS = {
-    "faults": [
-        {
-            "kind": "ray_oom_kill",
-            "phase": "capturing_graphs",
-            "node": HEAD,
-            "when": {"ray_memory_threshold_below": 0.97},
-        }
-    ]
+KILL = {
+    "kind": "ray_oom_kill",
+    "phase": "capturing_graphs",
+    "node": HEAD,
+    "when": {"ray_memory_threshold_below": 0.97},
 }
 
 
@@ -109,40 +60,10 @@ class Story:
         print(f"{spent_s:5.1f}  {name:<11} {text}{'' if ok else '   NOT VERIFIED'}", flush=True)
 
 
-def prepare(engine: str) -> tuple[Cluster, dict[str, Any]]:
-    """Write everything that the demo needs below its own directory; return the cluster and its ports."""
-    if engine != "standin":
-        raise SystemExit(f"engine {engine!r} is not known; use standin or vllm")
+def prepare() -> Standin:
+    """Make the demo's own directory anew."""
     shutil.rmtree(HOME, ignore_errors=True)
-    HOME.mkdir(parents=True)
-    model = make_model(HOME / "model")
-    (HOME / "faults.json").write_text(json.dumps(FAULTS), encoding="utf-8")
-    ports = {name: free_port(HEAD) for name in ("ray_port", "api_port", "broker_port")}
-    config = HOME / "sparkd.toml"
-    text = CONFIG.format(
-        model=model,
-        bin=ROOT / "tests" / "standin" / "bin",
-        home=HOME / "home",
-        faults=HOME / "faults.json",
-        python=sys.executable,
-        **ports,
-    )
-    config.write_text(text, encoding="utf-8")
-    (HOME / "home").mkdir()
-    peer_port = str(free_port(HEAD))
-    setups = [setup_of(name, index, peer_port) for index, name in enumerate(NODES)]
-    return Cluster(setups, config, {}), ports
-
-
-def setup_of(name: str, index: int, peer_port: str) -> NodeSetup:
-    """Return how one of the demo's daemons is started."""
-    env = {
-        "SPARKD_API__PORT": str(9760 if index == 0 and is_free(9760) else free_port()),
-        "SPARKD_API__PEER_PORT": peer_port,
-        # Ray's socket paths are limited to 107 bytes, so its sessions cannot always stand below this project.
-        "SPARKD_ENGINE__RAY__TEMP_DIR": str(HOME / f"ray{index}"),
-    }
-    return NodeSetup(name, HOME / name, env=env)
+    return make(HOME, CLUSTER, faults=(KILL,), page_port=PAGE_PORT if is_free(PAGE_PORT) else None)
 
 
 def is_free(port: int) -> bool:
@@ -157,34 +78,12 @@ def is_free(port: int) -> bool:
     return True
 
 
-SHARDS = 39
-LONG_AGO_S = 3600
-
-
-def make_model(directory: Path) -> Path:
-    """Make a directory that looks like a model: a config, and 39 small safetensors files with their index."""
-    directory.mkdir(parents=True)
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    names = [f"model-{number:05d}-of-{SHARDS:05d}.safetensors" for number in range(1, SHARDS + 1)]
-    weights = {f"w{number}": name for number, name in enumerate(names)}
-    index = json.dumps({"metadata": {"total_size": 8 * SHARDS}, "weight_map": weights})
-    (directory / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    for weight, name in weights.items():
-        header = json.dumps({weight: {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}).encode()
-        (directory / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    for file in directory.iterdir():
-        # Files that have just changed count as still being copied.
-        os.utime(file, (time.time() - LONG_AGO_S,) * 2)
-    return directory
-
-
 class Demo:
     """The story, step by step."""
 
-    def __init__(self, cluster: Cluster, ports: dict[str, Any]) -> None:
-        self.cluster = cluster
-        self.ports = ports
+    def __init__(self, standin: Standin) -> None:
+        self.standin = standin
+        self.cluster = standin.cluster
         self.story = Story()
         self.recovered_s: float | None = None
         self.relaunches: int | None = None
@@ -213,7 +112,7 @@ class Demo:
         self.story.tell("loading", f"{done} of {total} shards", at_s=profiled["at_s"], ok=done == total == 39)
 
     async def _ray_addresses(self) -> list[str]:
-        table = GcsTable(f"{HEAD}:{self.ports['ray_port']}")
+        table = GcsTable(f"{HEAD}:{self.standin.ports['ray']}")
         observed = await table.observe(0)
         await table.close()
         return sorted(node.address for node in observed.nodes or () if node.alive)
@@ -222,16 +121,18 @@ class Demo:
         """Read the engine's own log: the last shard line counts."""
         from sparkd.engines.lines import read_line
 
-        text = (HOME / "spark-a" / "log" / "1" / "serve.log").read_text(encoding="utf-8", errors="replace")
-        facts = [read_line(line) for line in text.replace("\r", "\n").splitlines() if "safetensors" in line]
+        text = self.standin.serve_log(1)
+        facts = [read_line(line) for line in text.splitlines() if "safetensors" in line]
         shards = [(f.done, f.total) for f in facts if f is not None and f.done is not None and f.total]
         return shards[-1] if shards else (0, 0)
 
     async def _lose(self) -> Event:
         failed = await self.cluster.phase("failing", 30)
-        log = (HOME / "spark-a" / "log" / "1" / "serve.log").read_text(encoding="utf-8", errors="replace")
-        said = "Engine core initialization failed" in log
-        self.story.tell("FAILURE", "Engine core initialization failed", at_s=failed["at_s"], ok=said)
+        logs = [path.read_text() for path in self.standin.ray_dirs[0].glob("session_2*/logs/raylet.out")]
+        killed = any("Ray killed 1 worker(s)" in log for log in logs)
+        self.story.tell(
+            "FAILURE", f"the engine lost a worker ({failed['reason']})", at_s=failed["at_s"], ok=killed
+        )
         judged = await self.cluster.head.wait(lambda e: e["event"] == "remedied", 10)
         right = (judged["cause"], judged["phase"], judged["node"]) == (
             "ray_oom_kill",
@@ -260,8 +161,8 @@ class Demo:
         latency_s = await self._generate()
         status = await self.cluster.head.status()
         text = (
-            f"generation {status['generation']}, verified in {latency_s:.1f} s · recovered in {self.recovered_s} s "
-            f"with {self.relaunches} relaunch, nobody touched anything"
+            f"generation {status['generation']}, verified in {latency_s:.1f} s · "
+            f"recovered in {self.recovered_s} s with {self.relaunches} relaunch, nobody touched anything"
         )
         ok = closed["outcome"] == "recovered" and self.relaunches == 1 and status["phase"] == "serving"
         self.story.tell("SERVING", text, at_s=closed["at_s"], ok=ok)
@@ -273,7 +174,7 @@ class Demo:
         """Ask the API for a real generation, as a client would."""
         begun = time.monotonic()
         body = {"model": "qwen-demo", "prompt": "hello", "max_tokens": 4}
-        url = f"http://{HEAD}:{self.ports['api_port']}/v1/completions"
+        url = f"http://{HEAD}:{self.standin.ports['api']}/v1/completions"
         async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
             answered = await answer.json()
         if not answered["choices"][0]["text"]:
@@ -299,8 +200,9 @@ def after_loading(event: Event) -> bool:
 
 async def run(*, check: bool, engine: str) -> int:
     """Tell the story; without *check* keep running until interrupted. Returns the exit code."""
-    cluster, ports = prepare(engine)
-    demo = Demo(cluster, ports)
+    standin = prepare()
+    cluster = standin.cluster
+    demo = Demo(standin)
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
@@ -318,6 +220,7 @@ async def run(*, check: bool, engine: str) -> int:
         print(f"the story broke off: {error}", file=sys.stderr)
     finally:
         codes = await cluster.stop()
+        standin.forget()
     summary = demo.summary()
     left = stamped_processes(CLUSTER)
     summary["ok"] = summary["ok"] and not left and set(codes.values()) == {0}
