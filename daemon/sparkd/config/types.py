@@ -89,6 +89,7 @@ def check_env(value: dict[str, str]) -> dict[str, str]:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=BYTES_MAX)]
 Seconds = Annotated[float, Field(gt=0, le=604800)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=604800)]
 Milliseconds = Annotated[int, Field(ge=100, le=600000)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]

@@ -125,6 +125,15 @@ class UnitExited:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitSurveyed:
+    """Just before a unit is ended: the names of its processes that still live."""
+
+    unit: UnitName
+    generation: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UnitEmptied:
     """No process of the unit's tree is left."""
 
@@ -270,6 +279,7 @@ Event = (
     | UnitStarted
     | UnitStartFailed
     | UnitExited
+    | UnitSurveyed
     | UnitEmptied
     | UnitUnkillable
     | SourcesDrained

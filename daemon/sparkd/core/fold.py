@@ -66,13 +66,13 @@ def _will(turn: Turn, event: ev.WillReceived) -> None:
     """A broken connection asks for a probe and proves nothing."""
     peer = turn.state.peer(event.node)
     if peer is not None and peer.status is not None and peer.status.instance == event.instance:
-        turn.set_peer(peer, probed_at_s=float("-inf"), mqtt_at_s=float("-inf"))
+        turn.set_peer(peer, will=True, probed_at_s=float("-inf"))
 
 
 def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
     peer = turn.state.peer(event.node)
     if peer is not None:
-        turn.set_peer(peer, probing=False, probe_reason="" if event.reached else event.reason)
+        turn.set_peer(peer, probing=False, will=False, probe_reason="" if event.reached else event.reason)
 
 
 def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:
@@ -102,6 +102,24 @@ def _unit_exited(turn: Turn, event: ev.UnitExited) -> None:
     state = UnitState.STOPPING if unit.state is UnitState.STOPPING else UnitState.EXITED
     how = f"signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
     _change(turn, unit, how, state=state, code=event.code, signal=event.signal)
+
+
+ESSENTIAL: tuple[tuple[str, str, bool], ...] = (
+    ("raylet", "ray_node_died", False),
+    ("gcs_server", "ray_gcs_unreachable", True),
+)
+"""Processes (comm) without which a node's Ray is dead: name, cause, whether on the head only."""
+
+
+def _unit_surveyed(turn: Turn, event: ev.UnitSurveyed) -> None:
+    """What is missing before we end anything did not end by our hand: that is evidence."""
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if event.unit is not UnitName.RAY or unit is None or unit.pid is None:
+        return
+    for name, cause, head_only in ESSENTIAL:
+        if name not in event.names and (turn.policy.is_head or not head_only):
+            text = f"{name} of generation {event.generation} was dead before sparkd ended anything"
+            _sees(turn, _own_signal(turn, f"observed_{name}_dead", cause, text, event.generation))
 
 
 def _unit_emptied(turn: Turn, event: ev.UnitEmptied) -> None:
@@ -299,6 +317,7 @@ FOLDS: dict[type, Callable[[Turn, Any], None]] = {
     ev.UnitStarted: _unit_started,
     ev.UnitStartFailed: _unit_start_failed,
     ev.UnitExited: _unit_exited,
+    ev.UnitSurveyed: _unit_surveyed,
     ev.UnitEmptied: _unit_emptied,
     ev.UnitUnkillable: _unit_unkillable,
     ev.SourcesDrained: _drained,

@@ -29,10 +29,10 @@ def note_signal(turn: Turn, signal: Signal) -> None:
     if lead.failure is not None:
         turn.set_lead(failure=replace(lead.failure, signals=(*lead.failure.signals, signal)[:SIGNALS_MAX]))
     elif lead.phase in LIVE and signal.fatal:
-        fail(turn, f"{signal.node}: {signal.id}")
+        fail(turn, f"{signal.node or 'the cluster'}: {signal.id}")
 
 
-def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str | None = None) -> None:
+def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str = "") -> None:
     """Make a failure of what the coordinator itself observed; the text is its quote."""
     if turn.lead.phase not in LIVE:
         return
@@ -40,7 +40,7 @@ def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str | Non
         id=id_,
         cause=cause,
         proof=Proof.PROVES,
-        node=node or turn.state.node,
+        node=node,
         source="sparkd",
         quote=text,
         at_s=turn.now,
@@ -162,6 +162,7 @@ def _judge(turn: Turn, failure: Failure) -> Diagnosis:
         nodes=tuple(name for name, _ in turn.policy.nodes),
         head=turn.policy.head,
         kv_cache_bytes=failure.kv_cache_bytes,
+        fence_at_s=failure.times.fence_ordered_s,
     )
     return judge(evidence)
 

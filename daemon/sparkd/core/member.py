@@ -101,7 +101,7 @@ def _start(turn: Turn, name: UnitName, intent: Intent) -> None:
 
 
 def _take_back_answers(turn: Turn, generation: int) -> None:
-    """ "Nothing of this generation lives here" was true while only other nodes had units; it no longer is."""
+    """Take back what was true while only other nodes had units: that nothing of it lives here."""
     member = turn.member
     turn.set_member(
         emptied_generation=min(member.emptied_generation, generation - 1),

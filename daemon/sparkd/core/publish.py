@@ -132,7 +132,11 @@ def _probe_peer(turn: Turn, peer: Peer) -> None:
     status = peer.status
     behind = turn.state.coordinator is not None and status is not None and peer.fresh
     gap = behind and status is not None and status.report_seq > peer.received_seq
-    if peer.probing or not (silent or gap) or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S):
+    if (
+        peer.probing
+        or not (silent or gap or peer.will)
+        or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S)
+    ):
         return
     turn.set_peer(peer, probing=True, probed_at_s=turn.now)
     turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))

@@ -132,5 +132,5 @@ def _relaunch(facts: Facts, policy: Policy, settings: Settings, explanation: str
 
 
 def _escalate(facts: Facts, diagnosis: Diagnosis, why: str) -> Remedy:
-    needs = diagnosis.advice or cause_info(diagnosis.cause).advice or diagnosis.explanation
+    needs = diagnosis.advice or cause_info(diagnosis.cause).advice or why
     return Remedy(Action.ESCALATE, facts.settings, why, needs=needs)

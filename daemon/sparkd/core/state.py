@@ -96,6 +96,7 @@ class Peer:
     fresh: bool = False
     retired: tuple[str, ...] = ()
     received_seq: int = 0
+    will: bool = False
     probing: bool = False
     probed_at_s: float = float("-inf")
     probe_reason: str = ""

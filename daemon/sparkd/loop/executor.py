@@ -105,6 +105,9 @@ class Executor:
             self._emit(failed)
 
     async def _stop(self, command: co.StopUnit) -> None:
+        """Look again before the irreversible: what is dead already was not killed by us."""
+        names = await self._world.units.names(command.unit, command.generation)
+        self._emit(ev.UnitSurveyed(unit=command.unit, generation=command.generation, names=names))
         await self._world.units.stop(command.unit, command.generation, command.grace_s)
 
     async def _drain(self, command: co.DrainSources) -> None:

@@ -33,6 +33,10 @@ class Record:
         at_s: when it was read (monotonic seconds of the reading daemon).
         generation: the generation whose unit wrote it; 0 where none is known.
         printed: the time as the source printed it, for quoting only.
+        process: who wrote it, as its prefix says ("EngineCore", "Worker_TP1"), empty where none is printed.
+        level: the level as the source printed it ("INFO", "E"), empty where none is printed.
+        address: the address of another node that wrote it (Ray forwards workers' lines with `ip=`).
+        rank: the rank that wrote it, where the prefix says so.
     """
 
     source: str
@@ -41,6 +45,10 @@ class Record:
     at_s: float = 0.0
     generation: int = 0
     printed: str | None = None
+    process: str = ""
+    level: str = ""
+    address: str | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Signal:
         cause: the cause code that it stands for (`ray_oom_kill`); taxonomy in docs/causes.md.
         proof: what it is worth.
         fatal: the running generation cannot go on after it, whatever the cause turns out to be.
-        node: the node that it concerns (not always the node that printed it).
+        node: the node that it concerns (not always the node that printed it); empty where the text is about
+            another node without naming it.
         rank: the rank that it concerns, where the text says so.
         phase: the phase that its text proves, where it does.
         quantities: measured numbers, in the catalogue's order.
@@ -114,7 +123,15 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a judgement may use: no state, no clock, no files."""
+    """All that a judgement may use: no state, no clock, no files.
+
+    Attributes:
+        signals, exits: what was recognised, and which units ended.
+        phase: the phase that the generation had reached.
+        nodes, head: the cluster.
+        kv_cache_bytes: KV cache of one rank, where it was allocated already.
+        fence_at_s: since when sparkd itself was ending the generation; None = it was not.
+    """
 
     signals: tuple[Signal, ...] = ()
     exits: tuple[UnitExit, ...] = ()
@@ -122,6 +139,7 @@ class Evidence:
     nodes: tuple[str, ...] = ()
     head: str | None = None
     kv_cache_bytes: int | None = None
+    fence_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

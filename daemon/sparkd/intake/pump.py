@@ -1,0 +1,203 @@
+"""Chunks of bytes in, batches of signals and phase facts out: what stands between log sources and the loop.
+
+Bounded in everything: bytes of a line, lines of a report, signals of a generation; what is dropped is
+counted and told with the batch. Nothing here waits or reads a clock: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sparkd.core.events import PhaseSeen
+from sparkd.engines.model import LineFact
+from sparkd.intake.lines import Lines
+from sparkd.intake.records import Reader
+from sparkd.signals.catalogue import Catalogue
+from sparkd.signals.match import NO_PLACES, Places, recognise
+from sparkd.signals.model import Proof, Record, Signal
+from sparkd.words import UnitName
+
+# The same fact of the same node and rank is told again only after this time.
+REPEAT_S = 30.0
+# Signals told of one generation; the core keeps 64 of an incident.
+SIGNALS_MAX = 256
+FACTS_MAX = 64
+
+ReadLine = Callable[[str], LineFact | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one chunk gave.
+
+    Attributes:
+        signals: recognised and not told before, in the order of reading.
+        phases: what the engine's lines mean for the phase, those of one phase folded into one.
+        repeated: signals that were told already; dropped: signals and facts beyond the bounds.
+    """
+
+    signals: tuple[Signal, ...] = ()
+    phases: tuple[PhaseSeen, ...] = ()
+    repeated: int = 0
+    dropped: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.signals or self.phases or self.repeated or self.dropped)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was told of one generation: when each signal was told last, how many in all."""
+
+    last_s: dict[tuple[str, str, int | None], float] = field(default_factory=dict)
+    count: int = 0
+
+    def renew(self, at_s: float) -> None:
+        """Forget what may be told again: the sources of the host belong to no generation and never end."""
+        self.last_s = {key: last_s for key, last_s in self.last_s.items() if at_s - last_s < REPEAT_S}
+        self.count = len(self.last_s)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One source of one generation."""
+
+    unit: UnitName | None
+    generation: int
+    lines: Lines
+    reader: Reader
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A batch in the making."""
+
+    signals: list[Signal] = field(default_factory=list)
+    phases: list[PhaseSeen] = field(default_factory=list)
+    repeated: int = 0
+    dropped: int = 0
+
+    def batch(self) -> Batch:
+        return Batch(tuple(self.signals), tuple(self.phases), self.repeated, self.dropped)
+
+
+class Intake:
+    """Reads all sources of one node."""
+
+    def __init__(
+        self, node: str, catalogue: Catalogue, read_line: ReadLine, places: Places = NO_PLACES
+    ) -> None:
+        self._node = node
+        self._catalogue = catalogue
+        self._read_line = read_line
+        self._places = places
+        self._streams: dict[tuple[str, int], _Stream] = {}
+        self._told: dict[int, _Told] = {}
+
+    def feed(self, source: str, unit: UnitName | None, generation: int, chunk: bytes, at_s: float) -> Batch:
+        """Take a chunk of a source; `unit` None = a source of the host (kernel log)."""
+        stream = self._stream(source, unit, generation)
+        draft = _Draft()
+        self._take(stream, stream.lines.feed(chunk), at_s, draft)
+        return draft.batch()
+
+    def tick(self, at_s: float) -> Batch:
+        """Close reports that have fallen silent. Call it about every `records.IDLE_S` while `waiting`."""
+        draft = _Draft()
+        for stream in self._streams.values():
+            self._recognise(stream.reader.tick(at_s), draft)
+        return draft.batch()
+
+    def end(self, source: str, generation: int, at_s: float) -> Batch:
+        """Take a source's end: its unfinished line and reports are read, the source is forgotten."""
+        draft = _Draft()
+        stream = self._streams.pop((source, generation), None)
+        if stream is not None:
+            self._take(stream, stream.lines.flush(), at_s, draft)
+            self._recognise(stream.reader.flush(), draft)
+        return draft.batch()
+
+    def end_all(self, generation: int, at_s: float) -> Batch:
+        """Take the end of every source of a generation, and forget it."""
+        draft = _Draft()
+        for source, number in [key for key in self._streams if key[1] == generation]:
+            stream = self._streams.pop((source, number))
+            self._take(stream, stream.lines.flush(), at_s, draft)
+            self._recognise(stream.reader.flush(), draft)
+        self.forget(generation)
+        return draft.batch()
+
+    def forget(self, generation: int) -> None:
+        """Forget a generation whose sources have been read to their ends."""
+        self._told.pop(generation, None)
+        for key in [key for key in self._streams if key[1] == generation]:
+            del self._streams[key]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a report is open, so that `tick` may give something."""
+        return any(stream.reader.waiting for stream in self._streams.values())
+
+    def _stream(self, source: str, unit: UnitName | None, generation: int) -> _Stream:
+        key = (source, generation)
+        if key not in self._streams:
+            reader = Reader(source, self._node, generation)
+            self._streams[key] = _Stream(unit, generation, Lines(), reader)
+        return self._streams[key]
+
+    def _take(self, stream: _Stream, lines: list[str], at_s: float, draft: _Draft) -> None:
+        if stream.unit is UnitName.SERVE:
+            for line in lines:
+                fact = self._read_line(line)
+                if fact is not None:
+                    _fold(draft, fact, stream.generation)
+        self._recognise(stream.reader.feed(lines, at_s), draft)
+
+    def _recognise(self, records: list[Record], draft: _Draft) -> None:
+        for record in records:
+            for signal in recognise(record, self._catalogue, self._places):
+                if signal.proof is not Proof.NOISE:
+                    self._tell(signal, draft)
+
+    def _tell(self, signal: Signal, draft: _Draft) -> None:
+        told = self._told.setdefault(signal.generation, _Told())
+        if signal.generation == 0 and told.count >= SIGNALS_MAX:
+            told.renew(signal.at_s)
+        key = (signal.id, signal.node, signal.rank)
+        last_s = told.last_s.get(key)
+        if last_s is not None and signal.at_s - last_s < REPEAT_S:
+            draft.repeated += 1
+        elif told.count >= SIGNALS_MAX:
+            draft.dropped += 1
+        else:
+            told.last_s[key] = signal.at_s
+            told.count += 1
+            draft.signals.append(signal)
+
+
+def _fold(draft: _Draft, fact: LineFact, generation: int) -> None:
+    """Add a fact; what continues the last one (no phase of its own, or the same) is folded into it."""
+    seen = PhaseSeen(
+        generation=generation,
+        phase=fact.phase,
+        done=fact.done,
+        total=fact.total,
+        kv_cache_bytes=fact.kv_cache_bytes,
+        rate_tok_s=fact.rate_tok_s,
+    )
+    last = draft.phases[-1] if draft.phases else None
+    if last is not None and seen.phase in {None, last.phase}:
+        draft.phases[-1] = PhaseSeen(
+            generation=generation,
+            phase=last.phase,
+            done=last.done if seen.done is None else seen.done,
+            total=last.total if seen.total is None else seen.total,
+            kv_cache_bytes=last.kv_cache_bytes if seen.kv_cache_bytes is None else seen.kv_cache_bytes,
+            rate_tok_s=last.rate_tok_s if seen.rate_tok_s is None else seen.rate_tok_s,
+        )
+    elif len(draft.phases) < FACTS_MAX:
+        draft.phases.append(seen)
+    else:
+        draft.dropped += 1

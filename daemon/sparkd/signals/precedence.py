@@ -1,0 +1,225 @@
+"""Which evidence wins: the order of causes, and which signals only follow from others.
+
+The order is the taxonomy's: what is nearer to the physical reason stands first. What a survivor prints,
+what a fence of our own makes a process print, and what every death prints are consequences.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sparkd.signals.model import Proof, Signal
+
+# Times of two readers closer than this are not an order (both read their logs by polling).
+TIE_S = 0.25
+# A signal that does not end a generation explains its end only if it is near; a proven fault of the fabric or
+# of the driver may linger: vLLM waits 300 s for a step, NCCL's watchdog 600 s. What only suggests is repeated
+# while it lasts (vLLM every 60 s; its wait for Ray's resources in doubling steps up to half an hour).
+NEAR_S = 60.0
+REPEATED_S = 130.0
+LINGER_S = 900.0
+# A hang that is only suspected (an unanswered generation) may be a death whose log line is read a bit later.
+SUSPICION_S = 1.0
+# So much later than a survivor's error the death that caused it may be read; what ends of an error of its own
+# takes longer (5 to 8 s measured on GPUs, 4 s on CPUs).
+REMOTE_S = 3.0
+
+ORDER: tuple[tuple[str, ...], ...] = (
+    ("clean_shutdown",),
+    ("kernel_oom", "cgroup_oom", "driver_library_mismatch", "gpu_xid", "uma_host_exhaustion"),
+    ("ray_oom_kill",),
+    ("cuda_oom", "startup_free_memory_too_low", "kv_cache_too_small", "memory_profiling_error"),
+    ("shm_too_small", "ib_roce_error", "cuda_illegal_memory_access", "device_side_assert"),
+    (
+        "ray_auth_refused",
+        "ray_version_mismatch",
+        "wrong_interface",
+        "port_in_use",
+        "nccl_socket_connect",
+        "gloo_connect_failure",
+        "c10d_connect_timeout",
+        "ray_insufficient_resources",
+    ),
+    (
+        "cuda_arch_unsupported",
+        "compile_toolchain_missing",
+        "missing_python_dependency",
+        "broken_install",
+        "model_unsupported",
+        "weights_missing_or_corrupt",
+        "hf_auth",
+        "tokenizer_or_template_error",
+        "bad_cli_argument",
+        "disk_full",
+        "os_resource_limit",
+        "permission_denied",
+        "hf_network",
+    ),
+    ("ray_gcs_unreachable", "ray_node_died", "peer_lost"),
+    ("nccl_timeout", "engine_hang"),
+    ("worker_process_died",),
+    ("killed_unspecified", "nccl_init_failure", "nccl_remote_error", "host_memory_pressure"),
+    ("engine_dead_unspecified",),
+)
+_PLACES = {cause: (rank, place) for rank, group in enumerate(ORDER) for place, cause in enumerate(group)}
+_LAST = (len(ORDER), 0)
+_HANG = _PLACES["engine_hang"][0]
+_DEATH = _PLACES["worker_process_died"][0]
+# A suggestion of these says why a start waits or with which error a process ended by itself: it beats "no
+# progress" and "a process ended".
+_EXPLAINS_AN_END = frozenset(
+    {
+        "c10d_connect_timeout",
+        "gloo_connect_failure",
+        "ray_insufficient_resources",
+        "ray_version_mismatch",
+        "hf_network",
+        "tokenizer_or_template_error",
+    }
+)
+_LINGERING = frozenset(
+    {
+        "ib_roce_error",
+        "gpu_xid",
+        "nccl_timeout",
+        "engine_hang",
+        "peer_lost",
+        "ray_node_died",
+        "ray_gcs_unreachable",
+        "uma_host_exhaustion",
+        "ray_insufficient_resources",
+    }
+)
+# Two different suggestions of one node make a proof of these.
+_CORROBORATED = frozenset({"uma_host_exhaustion"})
+# What ends or is ended after a hang was seen is its consequence, or that of the fence that answered it.
+_AFTER_A_HANG = frozenset(
+    {"worker_process_died", "clean_shutdown", "ray_node_died", "ray_gcs_unreachable", "killed_unspecified"}
+)
+_HANGS = frozenset({"engine_hang", "nccl_timeout"})
+# An exception of the engine's own; what ends after it was ended by its shutdown.
+_OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
+_REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
+
+
+# What processes say when they are ended: after our own fence it says that our fence worked.
+_SAID_WHEN_ENDED = frozenset(
+    {
+        "c10d_connect_timeout",
+        "clean_shutdown",
+        "engine_dead_unspecified",
+        "engine_hang",
+        "killed_unspecified",
+        "nccl_remote_error",
+        "nccl_timeout",
+        "peer_lost",
+        "ray_gcs_unreachable",
+        "ray_node_died",
+        "worker_process_died",
+    }
+)
+OWN_SOURCE = "sparkd"
+"""Source of what sparkd itself observed: it looked before it ended anything."""
+
+
+def weight(signal: Signal) -> float:
+    """Return how far down the order a signal stands as a root cause; cascade stands below everything."""
+    rank = _PLACES.get(signal.cause, _LAST)[0]
+    if signal.proof is Proof.PROVES:
+        return float(rank)
+    if signal.proof is Proof.SUGGESTS:
+        return _HANG - 0.5 if signal.cause in _EXPLAINS_AN_END else _DEATH + 0.25 + rank / 100
+    return float(2 * len(ORDER) + rank)
+
+
+def place(signal: Signal) -> int:
+    """Return the place of a signal's cause among equal ranks."""
+    return _PLACES.get(signal.cause, _LAST)[1]
+
+
+def corroborate(signals: Sequence[Signal]) -> frozenset[tuple[str, str]]:
+    """Return the (cause, node) pairs for which several different suggestions stand together."""
+    ids: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for signal in signals:
+        if signal.cause in _CORROBORATED and signal.id not in ids[signal.cause, signal.node]:
+            ids[signal.cause, signal.node].append(signal.id)
+    return frozenset(pair for pair, names in ids.items() if len(names) > 1)
+
+
+def is_stale(signal: Signal, failed_at_s: float | None) -> bool:
+    """Return whether a signal is too old to explain what failed at *failed_at_s*."""
+    if failed_at_s is None or signal.fatal:
+        return False
+    if signal.cause not in _LINGERING:
+        limit_s = NEAR_S
+    elif signal.proof is Proof.PROVES or signal.cause in _EXPLAINS_AN_END:
+        limit_s = LINGER_S
+    else:
+        limit_s = REPEATED_S
+    return failed_at_s - signal.at_s > limit_s
+
+
+def consequences(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Signal, ...]:
+    """Return the signals that follow from an earlier one, whatever their own proof is.
+
+    *ended* are the nodes on which a unit ended without being ordered to: there alone a stop that is as early
+    as the first trouble may be its reason; elsewhere it answers our own fence.
+    """
+    first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
+    own_error_s = _own_error(signals)
+    return tuple(
+        s
+        for s in signals
+        if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
+        or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
+    )
+
+
+def after_our_fence(
+    signals: Sequence[Signal], fence_at_s: float | None, ended: frozenset[tuple[str, bool]]
+) -> tuple[Signal, ...]:
+    """Return the signals that units which we were ending wrote about their end.
+
+    *ended* has (node, whether it is the serve unit) of units that ended by themselves: theirs is evidence,
+    however late it is read.
+    """
+    if fence_at_s is None:
+        return ()
+    return tuple(
+        s
+        for s in signals
+        if s.at_s > fence_at_s
+        and s.cause in _SAID_WHEN_ENDED
+        and s.source != OWN_SOURCE
+        and (s.node, s.source.startswith("serve")) not in ended
+    )
+
+
+def _after_a_hang(signal: Signal, first: Signal) -> bool:
+    if first.cause not in _HANGS or signal.cause not in _AFTER_A_HANG:
+        return False
+    allowed_s = 0.0 if first.proof is Proof.PROVES else SUSPICION_S
+    return signal.at_s >= first.at_s + allowed_s
+
+
+def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool:
+    if signal.cause != "clean_shutdown" or signal.at_s <= first.at_s:
+        return False
+    return signal.node not in ended or signal.at_s > first.at_s + TIE_S
+
+
+def _own_error(signals: Sequence[Signal]) -> float:
+    """Return since when the engine was ending of an exception of its own.
+
+    An exception that tells of the other side gives a death of that side `REMOTE_S` to be read.
+    """
+    remote = [s.at_s for s in signals if s.cause in _REMOTE]
+    return min(
+        (
+            s.at_s + (REMOTE_S if any(abs(at_s - s.at_s) <= TIE_S for at_s in remote) else 0.0)
+            for s in signals
+            if s.id in _OWN_ERRORS
+        ),
+        default=float("inf"),
+    )

@@ -1,0 +1,162 @@
+"""The one sentence that a person would write of a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from sparkd.signals.causes import cause_info
+from sparkd.signals.model import Signal
+from sparkd.words import GIB, Phase
+
+_DURING: Mapping[Phase, str] = MappingProxyType(
+    {
+        Phase.FORMING: "while the cluster was forming",
+        Phase.RESOLVING_CONFIG: "while the configuration was read",
+        Phase.INIT_DISTRIBUTED: "while the ranks were connecting",
+        Phase.LOADING_WEIGHTS: "while loading weights",
+        Phase.COMPILING: "during compilation",
+        Phase.PROFILING: "during memory profiling",
+        Phase.ALLOCATING_KV_CACHE: "while allocating the KV cache",
+        Phase.CAPTURING_GRAPHS: "during graph capture",
+        Phase.STARTING_API: "while the API was starting",
+        Phase.VERIFYING: "while the start was verified",
+        Phase.SERVING: "while serving",
+    }
+)
+# Causes in whose sentence the size of an already allocated KV cache helps.
+_OF_MEMORY = frozenset(
+    {
+        "ray_oom_kill",
+        "kernel_oom",
+        "cgroup_oom",
+        "cuda_oom",
+        "uma_host_exhaustion",
+        "host_memory_pressure",
+        "shm_too_small",
+    }
+)
+# Causes whose sentence needs the program's own words: which option, which file, which port.
+_IN_ITS_WORDS = frozenset(
+    {
+        "bad_cli_argument",
+        "weights_missing_or_corrupt",
+        "model_unsupported",
+        "missing_python_dependency",
+        "broken_install",
+        "compile_toolchain_missing",
+        "cuda_arch_unsupported",
+        "wrong_interface",
+        "nccl_socket_connect",
+        "gloo_connect_failure",
+        "ib_roce_error",
+        "gpu_xid",
+        "port_in_use",
+        "disk_full",
+        "hf_auth",
+        "driver_library_mismatch",
+        "os_resource_limit",
+        "permission_denied",
+    }
+)
+WORDS_CHARS = 160
+_Clause = Callable[[Signal], str]
+
+
+def explain(root: Signal, phase: Phase | None, node: str | None, kv_cache_bytes: int | None) -> str:
+    """Return the sentence: where, what, when, how much; quantities before adjectives."""
+    words = [_subject(root)]
+    if phase is not None and phase in _DURING:
+        words.append(_DURING[phase])
+    clause = _CLAUSES.get(root.cause, _words)(root)
+    if clause:
+        words.append(clause)
+    text = f"{node}: {' '.join(words)}" if node else " ".join(words)
+    if kv_cache_bytes is not None and root.cause in _OF_MEMORY:
+        text += f"; {kv_cache_bytes / GIB:.1f} GiB of KV cache was already allocated"
+    return text
+
+
+def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
+    """Return the sentence for an end that nothing explains."""
+    during = f" {_DURING[phase]}" if phase is not None and phase in _DURING else ""
+    return f"{node}: {unit} {how}{during}, and no evidence says why"
+
+
+def _subject(root: Signal) -> str:
+    title = cause_info(root.cause).title
+    if root.rank is None:
+        return title
+    if root.cause == "ray_oom_kill":
+        return f"{title.removesuffix(' a worker')} worker rank {root.rank}"
+    return f"{title} (rank {root.rank})"
+
+
+def _gib(root: Signal, name: str) -> str | None:
+    value = root.quantity(name)
+    return None if value is None else f"{value / GIB:.2f}"
+
+
+def _used_of_total(root: Signal) -> str:
+    used, total = root.quantity("used_bytes"), root.quantity("total_bytes")
+    if used is None or not total:
+        return ""
+    return f"at {used / GIB:.2f} of {total / GIB:.2f} GiB ({100 * used / total:.2f} %)"
+
+
+def _requested(root: Signal) -> str:
+    requested, free, total = (
+        _gib(root, "requested_bytes"),
+        _gib(root, "free_bytes"),
+        _gib(root, "total_bytes"),
+    )
+    if requested is None:
+        return ""
+    return f"asking for {requested} GiB" + (f" with {free} of {total} GiB free" if free and total else "")
+
+
+def _free_below_wanted(root: Signal) -> str:
+    free, total, wanted = _gib(root, "free_bytes"), _gib(root, "total_bytes"), _gib(root, "wanted_bytes")
+    return f"({free} of {total} GiB free, {wanted} GiB wanted)" if free and total and wanted else ""
+
+
+def _kv_cache(root: Signal) -> str:
+    needed, available = _gib(root, "needed_bytes"), _gib(root, "available_bytes")
+    estimated = root.quantity("estimated_tokens")
+    if needed is None or available is None:
+        return ""
+    fits = f", which would hold {estimated:.0f} tokens" if estimated is not None else ""
+    return f"({needed} GiB needed, {available} GiB available{fits})"
+
+
+def _profiling(root: Signal) -> str:
+    before, after = _gib(root, "initial_free_bytes"), _gib(root, "current_free_bytes")
+    return f"({before} GiB free before, {after} GiB after)" if before and after else ""
+
+
+def _waited(root: Signal) -> str:
+    waited = root.quantity("waited_s")
+    return "" if waited is None else f"for {waited:.0f} s"
+
+
+def _words(root: Signal) -> str:
+    """Return the program's own words, for what no number says better."""
+    if root.id.startswith(("observed_", "exit_")) or root.cause not in _IN_ITS_WORDS:
+        return ""
+    return f'("{root.quote if len(root.quote) <= WORDS_CHARS else root.quote[:WORDS_CHARS] + "…"}")'
+
+
+_CLAUSES: Mapping[str, _Clause] = MappingProxyType(
+    {
+        "ray_oom_kill": _used_of_total,
+        "host_memory_pressure": _used_of_total,
+        "cuda_oom": _requested,
+        "startup_free_memory_too_low": _free_below_wanted,
+        "kv_cache_too_small": _kv_cache,
+        "memory_profiling_error": _profiling,
+        "engine_hang": _waited,
+        "ray_gcs_unreachable": _waited,
+        "c10d_connect_timeout": _waited,
+        "ray_insufficient_resources": _waited,
+    }
+)

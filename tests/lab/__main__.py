@@ -1,0 +1,183 @@
+"""`make lab`: two real daemons, the real Ray and the real vLLM, and what goes wrong on real machines.
+
+Prints one table and writes build/lab.json (the old one is deleted first). Exit status 1 if one row is not ok.
+By default every scenario is lived through twice in a row, each time on a fresh cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from cluster import DeadlineError
+from lab import by_hand, netns, site
+from lab.engine_env import REPOSITORY, EngineEnvError, engine_env
+from lab.scenarios import ORDER, Result
+
+OUT = REPOSITORY / "build" / "lab.json"
+COLUMNS = ("scenario", "ok", "cause", "detect_s", "fence_s", "decide_s", "serving_s", "raw_start_s")
+KILLS = ("worker_sigkill", "raylet_sigkill", "serve_sigkill")
+DECIDED_MAX_S = 3.0
+OVERHEAD_MAX_S = 5.0
+
+
+def say(text: str) -> None:
+    """Progress, at once."""
+    print(text, flush=True)
+
+
+def raw_start(env: pathlib.Path, model: pathlib.Path, times: int) -> float:
+    """Start the engine by hand, without sparkd: the reference. Returns the median of seconds."""
+    spent = []
+    for _ in range(times):
+        with by_hand.engine(env, model) as running:
+            spent.append(running.seconds["raw_start_s"])
+    return statistics.median(spent)
+
+
+async def live_through(where: site.Site, names: set[str] | None) -> list[Result]:
+    """Run the scenarios in their order on one cluster."""
+    results = []
+    for scenario, expected in ORDER:
+        name = scenario.__name__
+        if names is not None and name not in names and name != "first_start":
+            continue
+        result = Result(scenario=name, expected_cause=expected)
+        begun = time.monotonic()
+        try:
+            await scenario(where, result)
+        except (DeadlineError, LookupError, OSError, KeyError) as error:
+            result.note = f"{type(error).__name__}: {error}"
+        results.append(result)
+        verdict = "ok" if result.ok else "NOT OK"
+        say(
+            f"  {name:<22} {verdict:<7} {time.monotonic() - begun:6.1f} s  {result.cause or ''}  {result.note[:2000]}"
+        )
+        if not result.ok and name == "first_start":
+            break
+    return results
+
+
+def one_round(env: pathlib.Path, model: pathlib.Path, names: set[str] | None, number: int) -> list[Result]:
+    """Live through everything once, on fresh namespaces."""
+    with netns.pair() as (head, worker):
+        where = site.make(env, model, head, worker)
+
+        async def lived() -> list[Result]:
+            try:
+                return await live_through(where, names)
+            finally:
+                await where.cluster.stop()
+
+        try:
+            return asyncio.run(lived())
+        finally:
+            site.keep_logs(where, REPOSITORY / "build" / f"lab-logs-{number}")
+
+
+def table(results: list[Result]) -> str:
+    """Return the table for people."""
+    rows = [[_cell(getattr(result, name)) for name in COLUMNS] for result in results]
+    widths = [max(len(row[i]) for row in [list(COLUMNS), *rows]) for i in range(len(COLUMNS))]
+    lines = [list(COLUMNS), *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "ok" if value else "NOT OK"
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def figures(results: list[Result], raw_s: float | None) -> dict[str, Any]:
+    """Return what has to be shown beside the rows: time to the decision, sparkd's own share of a start."""
+    kills = [r for r in results if r.scenario in KILLS and None not in {r.detect_s, r.fence_s, r.decide_s}]
+    decided = [r.detect_s + max(r.fence_s, r.decide_s) for r in kills]
+    ordered = [r.detect_s for r in kills]
+    starts = [r.serving_s for r in results if r.scenario == "first_start" and r.serving_s is not None]
+    own_s = None if raw_s is None or not starts else round(statistics.median(starts) - raw_s, 1)
+    return {
+        "kill_to_decided_median_s": round(statistics.median(decided), 2) if decided else None,
+        "kill_to_fence_ordered_median_s": round(statistics.median(ordered), 2) if ordered else None,
+        "own_share_of_start_s": own_s,
+    }
+
+
+def commit() -> str:
+    """Return the commit of the working tree, marked where it has changes."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    """Run the lab from the command line."""
+    parser = argparse.ArgumentParser(prog="make lab")
+    parser.add_argument("--once", action="store_true", help="one round instead of two in a row")
+    parser.add_argument("--summary", action="store_true", help="end with 'N passed, N failed'")
+    parser.add_argument("--only", nargs="*", metavar="SCENARIO", help="first_start and these alone")
+    parser.add_argument(
+        "--no-raw", action="store_true", help="do not start the engine by hand for comparison"
+    )
+    options = parser.parse_args()
+    OUT.unlink(missing_ok=True)
+    if (why := netns.why_not()) is not None:
+        print(f"make lab: {why}", file=sys.stderr)
+        return 2
+    netns.cleanup()
+    try:
+        env = engine_env()
+    except EngineEnvError as error:
+        print(f"make lab: {error}", file=sys.stderr)
+        return 2
+    return run(env, options)
+
+
+def run(env: pathlib.Path, options: argparse.Namespace) -> int:
+    """Live through it, print and write what came of it."""
+    model = by_hand.make_model(env)
+    raw_s = None
+    if not options.no_raw:
+        say("by hand, without sparkd:")
+        raw_s = raw_start(env, model, 2)
+        say(f"  raw start {raw_s:.1f} s")
+    results: list[Result] = []
+    for number in (1,) if options.once else (1, 2):
+        say(f"round {number}:")
+        results += one_round(env, model, set(options.only) if options.only is not None else None, number)
+    for result in results:
+        result.raw_start_s = raw_s
+    return report(results, raw_s, summary=options.summary)
+
+
+def report(results: list[Result], raw_s: float | None, *, summary: bool) -> int:
+    """Print the table, write the file, return the exit status."""
+    shown = figures(results, raw_s)
+    document = {"commit": commit(), **shown, "scenarios": [dataclasses.asdict(r) for r in results]}
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    say("\n" + table(results))
+    say("  ".join(f"{name} {value}" for name, value in shown.items()))
+    failed = [result for result in results if not result.ok]
+    if summary:
+        say(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
