@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -39,9 +38,9 @@ def test_pure_modules_import_nothing_of_the_world(path: Path) -> None:
 
     assert not imported(tree) & BANNED_MODULES
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFunctionDef)]
-    calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if str(path.relative_to(PACKAGE)) not in MAY_READ_DATA:
-        assert not {"open", "print", "input"} & set(calls)
+        assert not {"open", "print", "input"} & {f.id for f in calls if isinstance(f, ast.Name)}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "core").glob("*.py")), **IDS)
@@ -55,8 +54,8 @@ def test_the_core_never_iterates_over_a_set(path: Path) -> None:
             iterated = [generator.iter for generator in node.generators]
         for target in iterated:
             assert not isinstance(target, ast.Set | ast.SetComp)
-            is_set_call = isinstance(target, ast.Call) and getattr(target.func, "id", "") in {"set", "frozenset"}
-            assert not is_set_call
+            if isinstance(target, ast.Call):
+                assert getattr(target.func, "id", "") not in {"set", "frozenset"}
 
 
 def test_broad_excepts_stand_only_at_the_loops_boundaries() -> None:
@@ -65,11 +64,12 @@ def test_broad_excepts_stand_only_at_the_loops_boundaries() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ExceptHandler):
-                names = [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)] if node.type else ["bare"]
-                if {"Exception", "BaseException", "bare"} & set(names):
+                kinds = ast.walk(node.type) if node.type else ()
+                names = {n.id for n in kinds if isinstance(n, ast.Name)}
+                if node.type is None or {"Exception", "BaseException"} & names:
                     sites.append(str(path.relative_to(PACKAGE)))
 
-    assert set(sites) <= {"loop/executor.py", "loop/pumps.py", "api/boundary.py"}
+    assert set(sites) <= {"loop/executor.py", "loop/pumps.py", "api/http.py"}
     assert len(sites) <= 3
 
 
@@ -79,12 +79,18 @@ def test_the_daemon_never_imports_what_it_supervises() -> None:
         assert not imported(ast.parse(path.read_text(encoding="utf-8"))) & {"ray", "vllm", "torch"}
 
 
+def sleeps(node: ast.AST) -> bool:
+    """Return whether *node* contains a call of sleep outside a wait for an event with a deadline."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in {"until", "wait_until"}:
+        return False
+    called = node.func if isinstance(node, ast.Call) else None
+    if isinstance(called, ast.Attribute) and called.attr == "sleep":
+        return True
+    return any(sleeps(child) for child in ast.iter_child_nodes(node))
+
+
 def test_tests_do_not_sleep() -> None:
     """They wait for events with deadlines."""
-    pattern = re.compile(r"\b(time|asyncio)\.sleep\(")
-    guilty = []
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        if path.name != "test_purity.py" and pattern.search(path.read_text(encoding="utf-8")):
-            guilty.append(str(path))
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
 
-    assert not guilty
+    assert not [path for path in tests if sleeps(ast.parse(path.read_text(encoding="utf-8")))]

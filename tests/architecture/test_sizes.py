@@ -21,8 +21,10 @@ def functions(path: Path) -> list[tuple[str, int]]:
     found = []
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
-            found.append((f"{path.relative_to(PACKAGE)}:{node.name}", body[-1].end_lineno - body[0].lineno + 1))
+            told = ast.get_docstring(node) is not None and len(node.body) > 1
+            body = node.body[1:] if told else node.body
+            lines = body[-1].end_lineno - body[0].lineno + 1
+            found.append((f"{path.relative_to(PACKAGE)}:{node.name}", lines))
     return found
 
 

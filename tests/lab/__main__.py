@@ -85,12 +85,9 @@ def one_round(env: pathlib.Path, model: pathlib.Path, names: set[str] | None, nu
 
 def table(results: list[Result]) -> str:
     """Return the table for people."""
-    rows = [[_cell(getattr(result, name)) for name in COLUMNS] for result in results]
-    widths = [max(len(row[i]) for row in [list(COLUMNS), *rows]) for i in range(len(COLUMNS))]
-    lines = [list(COLUMNS), *rows]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-    )
+    rows = [list(COLUMNS)] + [[_cell(getattr(result, name)) for name in COLUMNS] for result in results]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)) for row in rows)
 
 
 def _cell(value: Any) -> str:

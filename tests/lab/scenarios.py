@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as dt
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -125,17 +126,14 @@ async def ray_oom_kill(site: Site, result: Result) -> None:
 
 def _since_kill(site: Site, opened: Event) -> float | None:
     """Seconds from Ray's own line of the kill to the incident, by the wall clock of this one machine."""
-    import datetime
-
-    stamps = []
-    for path in site.work.glob("?/session_2*/logs/raylet.out"):
-        for line in path.read_text(errors="replace").splitlines():
-            if "Node memory usage above threshold" in line or "kill details" in line:
-                stamps.append(line[1:24])
-    if not stamps:
+    logs = [path.read_text(errors="replace") for path in site.work.glob("?/session_2*/logs/raylet.out")]
+    lines = [
+        line for log in logs for line in log.splitlines() if "Killing" in line and "kill details" in line
+    ]
+    if not lines:
         return None
-    killed = datetime.datetime.fromisoformat(min(stamps).replace(",", ".")).astimezone()
-    seen = datetime.datetime.fromisoformat(opened["timestamp"])
+    killed = dt.datetime.fromisoformat(min(line[1:24] for line in lines).replace(",", ".")).astimezone()
+    seen = dt.datetime.fromisoformat(opened["timestamp"])
     return round((seen - killed).total_seconds(), 2)
 
 

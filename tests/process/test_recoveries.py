@@ -82,7 +82,7 @@ def test_a_hang_under_health_200_is_found_and_recovered(live: Callable[..., Stan
         assert judged["cause"] == "engine_hang"
         assert closed["outcome"] == "recovered"
 
-    live(story, timeouts="no_progress_s = 3.0\ncanary_idle_s = 1.0\nverify_deadline_s = 2.0")
+    live(story, timeouts="no_progress_s = 10.0\ncanary_idle_s = 1.0\nverify_deadline_s = 5.0")
 
 
 def fault(kind: str, phase: str, **more: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_what_a_restart_cannot_fix_is_escalated_at_once(
         assert closed["needs"]
         status = await standin.cluster.head.status()
         assert status["generation"] == 1
-        assert not stamped_processes(standin.name)
+        await _gone(standin)
 
     live(story, faults=(armed,))
 
@@ -152,10 +152,11 @@ def test_a_head_daemon_that_stands_still_leaves_serving_alone(live: Callable[...
         head = standin.cluster.head
         await standin.cluster.phase("serving", 60)
         before = stamped_processes(standin.name)
-        head.kill(signal.SIGSTOP)
         worker = standin.cluster.daemons["spark-b"]
+        start = len(worker.events)
+        head.kill(signal.SIGSTOP)
         # The embedded broker stands still with its daemon: the worker notices and does nothing about it.
-        await worker.wait(lambda e: "broker" in e["event"] or "broker" in str(e.get("reason", "")), 40)
+        await worker.wait(lambda e: "broker" in e["event"] or "broker" in str(e.get("reason", "")), 40, start)
         head.kill(signal.SIGCONT)
         await head.wait(lambda e: e["event"] == "loop stalled", 20)
         status = await head.status()
@@ -192,6 +193,6 @@ def test_sigterm_takes_the_whole_engine_down_in_order(live: Callable[..., Standi
 
 
 async def _gone(standin: Standin) -> None:
-    worker = standin.cluster.daemons["spark-b"]
-    await worker.wait(lambda e: e["event"] == "unit_changed" and e["state"] == "gone", 20)
+    for daemon in standin.cluster.daemons.values():
+        await daemon.wait(lambda e: e["event"] == "unit_changed" and e["state"] == "gone", 20)
     assert not stamped_processes(standin.name)

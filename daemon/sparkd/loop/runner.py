@@ -136,4 +136,4 @@ class Loop:
             async with asyncio.timeout(STORE_PATIENCE_S):
                 await asyncio.shield(writing)
         except TimeoutError:
-            log.error("disk does not answer", patience_s=STORE_PATIENCE_S)
+            log.warning("disk does not answer", patience_s=STORE_PATIENCE_S)

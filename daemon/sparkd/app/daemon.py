@@ -1,0 +1,216 @@
+"""One node's daemon, put together, run, and taken down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sparkd.adapters.broker import BrokerStartError, EmbeddedBroker
+from sparkd.adapters.clock import MonotonicClock
+from sparkd.adapters.meminfo import MemInfo
+from sparkd.api import http as http_api
+from sparkd.api import operator as operator_api
+from sparkd.api.peerview import PeerViewServer
+from sparkd.app.outside import Callbacks, connect
+from sparkd.app.people import People
+from sparkd.config import Loaded
+from sparkd.core.commands import Command
+from sparkd.core.events import OperatorAsked, Verb
+from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
+from sparkd.core.state import State, initial
+from sparkd.export.logs import LogExporter
+from sparkd.export.metrics import Metrics
+from sparkd.loop.executor import Executor
+from sparkd.loop.pumps import keep_up, pump_memory
+from sparkd.loop.runner import Loop
+from sparkd.signals.causes import CAUSES
+from sparkd.store.disk import DiskStore
+from sparkd.store.lock import StateLock, StateLockedError
+
+log = structlog.get_logger()
+
+EX_CONFIG = 78
+"""Exit code for what only a person can put right (EX_CONFIG of sysexits.h): retrying does not help."""
+
+
+class AppError(Exception):
+    """The daemon cannot start or go on; the text says what to do."""
+
+    def __init__(self, text: str, code: int = EX_CONFIG) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Daemon:
+    """One node's daemon."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        policy = replace(loaded.policy, version=version("sparkd"))
+        self._loaded = loaded = replace(loaded, policy=policy)
+        self._clock = MonotonicClock()
+        self._instance = uuid.uuid4().hex
+        self._ended = asyncio.Event()
+        self._exit_code = 0
+        _make_directories(loaded)
+        self._lock = _take_lock(Path(loaded.paths.state_dir))
+        self._store = DiskStore(Path(loaded.paths.state_dir), asked=policy.settings, wall=time.time)
+        self._metrics = Metrics(policy.version, policy.node, causes=tuple(CAUSES))
+        self._logs = LogExporter(self._clock.now)
+        self._loop = Loop(
+            initial(policy, self._instance, self._store.load(), self._clock.now()),
+            policy,
+            clock=self._clock,
+            store=self._store,
+            execute=self._execute,
+            observe=self._observe,
+        )
+        told = Callbacks(self._loop.emit, self._twin, self._dropped, self.end)
+        self._outside = connect(loaded, self._instance, self._clock, told)
+        self._executor = Executor(self._outside.world, self._loop.emit)
+        self._people = People(loaded, self._loop, self._store, self._metrics, self._clock)
+        self._recalling: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Run until ended; return the exit code. Raises AppError where the daemon cannot start."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._close)
+            await self._listen(stack)
+            _on_signals(self._asked_to_end)
+            for task in self._tasks():
+                stack.callback(task.cancel)
+            node, cluster = self._loaded.node.name, self._loaded.cluster
+            log.info("started", node=node, instance=self._instance, cluster=cluster)
+            await self._ended.wait()
+        return self._exit_code
+
+    def end(self, code: int = 0) -> None:
+        """Let `run` return."""
+        self._exit_code = max(self._exit_code, code)
+        self._ended.set()
+
+    async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+        loaded, api = self._loaded, self._loaded.api
+        if loaded.broker.embedded and loaded.policy.is_head:
+            broker = _embedded_broker(loaded, self._clock)
+            await _started(broker.start())
+            stack.push_async_callback(broker.stop)
+        peer_view = PeerViewServer(
+            key=loaded.key,
+            cluster=loaded.cluster,
+            node=loaded.node.name,
+            instance=self._instance,
+            clock=self._clock,
+            status=self._people.status_message,
+            reports=self._people.reports,
+        )
+        await _started(peer_view.start([(address, api.peer_port) for address in api.peer_addresses]))
+        stack.push_async_callback(peer_view.stop)
+        served = http_api.listen(http_api.make_app(self._people.http_views()), api.address, api.port)
+        stack.push_async_callback((await _started(served)).cleanup)
+        asked = operator_api.make_app(self._people.operator_views())
+        socket = await _started(operator_api.listen(asked, Path(api.socket)))
+        stack.push_async_callback(socket.cleanup)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        failed = self._metrics.handler_failed
+        pumps: dict[str, Callable[[], Awaitable[None]]] = {
+            "memory": functools.partial(pump_memory, MemInfo(self._clock), self._loop.emit),
+            "log records": self._outside.pump.tick,
+            "bus": self._outside.bus.run,
+        }
+        tasks = [asyncio.create_task(keep_up(name, pump, failed), name=name) for name, pump in pumps.items()]
+        loop = asyncio.create_task(self._loop.run(), name="loop")
+        loop.add_done_callback(self._loop_ended)
+        return [*tasks, loop, asyncio.create_task(self._people.recall(), name="recall")]
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        """The single writer never ends by itself: a defect, and the service manager starts us anew."""
+        if not task.cancelled():
+            log.critical("the loop ended", exc_info=task.exception())
+            self.end(1)
+
+    def _execute(self, command: Command) -> None:
+        self._executor(command)
+
+    def _observe(self, state: State, records: Sequence[Record], now: float) -> None:
+        self._metrics.update(state, self._loaded.policy, now)
+        if not records:
+            return
+        self._metrics.records(records)
+        self._logs.records(records)
+        if any(isinstance(record, IncidentClosed | SettingsAdopted) for record in records):
+            self._recalling = asyncio.get_running_loop().create_task(self._people.recall())
+
+    def _asked_to_end(self) -> None:
+        """First: end this node's part of the engine, then this daemon. Again: end at once."""
+        if self._loop.state.leaving_since_s is not None:
+            self.end(1)
+        log.info("ending", note="stops this node's part of the engine first; a second signal ends at once")
+        self._loop.emit(OperatorAsked(verb=Verb.SHUTDOWN, by="signal"))
+
+    def _twin(self, instance: str) -> None:
+        name = self._loaded.node.name
+        log.critical("another sparkd lives under this node's name", other=instance, node=name)
+        self.end(EX_CONFIG)
+
+    def _dropped(self, kind: str, reason: str, sender: str) -> None:
+        self._metrics.records([MessageDropped(kind=kind, reason=reason, sender=sender)])
+
+    async def _close(self) -> None:
+        await self._executor.close()
+        await self._outside.close()
+        await self._store.close()
+        self._lock.release()
+
+
+def _embedded_broker(loaded: Loaded, clock: MonotonicClock) -> EmbeddedBroker:
+    return EmbeddedBroker(
+        host=loaded.node.address,
+        port=loaded.broker.port,
+        cluster=loaded.cluster,
+        nodes=tuple(node.name for node in loaded.nodes),
+        clock=clock,
+    )
+
+
+def _make_directories(loaded: Loaded) -> None:
+    for path in (loaded.paths.state_dir, loaded.paths.log_dir, loaded.paths.run_dir):
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AppError(f"cannot make {path}: {error.strerror}; make it, or change [paths]") from error
+        if not os.access(path, os.W_OK):
+            raise AppError(f"cannot write to {path}; change its owner, or change [paths]")
+
+
+def _take_lock(directory: Path) -> StateLock:
+    try:
+        return StateLock(directory)
+    except StateLockedError as error:
+        raise AppError(str(error)) from error
+
+
+async def _started(starting: Awaitable[Any]) -> Any:
+    """Await the start of a listener; what it cannot have is told with what to do."""
+    try:
+        return await starting
+    except (BrokerStartError, http_api.ExposedWithoutTokenError, OSError) as error:
+        raise AppError(str(error)) from error
+
+
+def _on_signals(handle: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle)

@@ -1,0 +1,151 @@
+"""The adapters of one daemon, built from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from sparkd.adapters.children import Children
+from sparkd.adapters.logfiles import LogFiles
+from sparkd.adapters.model_files import LocalModel
+from sparkd.adapters.mqtt import BrokerOptions, MqttBus
+from sparkd.adapters.peer import HttpPeerView, PeerAddress
+from sparkd.adapters.ray_table import GcsTable
+from sparkd.adapters.vllm_api import VllmApi
+from sparkd.config import Loaded
+from sparkd.engines.lines import read_line
+from sparkd.engines.member import render_unit
+from sparkd.engines.model import Rendered
+from sparkd.intake.logpump import LogPump
+from sparkd.intake.pump import Intake
+from sparkd.loop.executor import World
+from sparkd.ports import Clock, Emit
+from sparkd.signals.catalogue import packaged_catalogue
+from sparkd.signals.match import Places
+from sparkd.words import Backend, Settings, Stamp, UnitName
+
+log = structlog.get_logger()
+
+RAY_LOGS = ("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err")
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What adapters tell beside events: events' sink, a twin's instance, dropped messages, the end."""
+
+    emit: Emit
+    twin: Callable[[str], None]
+    dropped: Callable[[str, str, str], None]
+    end: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The adapters that live as long as the daemon."""
+
+    units: Children
+    pump: LogPump
+    bus: MqttBus
+    api: VllmApi
+    ray: GcsTable
+    world: World
+
+    async def close(self) -> None:
+        """Release everything; no unit is ended."""
+        for part in (self.pump, self.units, self.api, self.ray):
+            await part.close()
+
+
+def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Outside:
+    """Return the adapters; nothing is connected or started yet."""
+    spec, node = loaded.engine, loaded.node
+    log_dir = Path(loaded.paths.log_dir)
+    pump = LogPump(Intake(node.name, packaged_catalogue(), read_line, _places(loaded)), clock, told.emit)
+    ray_logs = [f"{spec.ray_temp_dir}/session_latest/logs/{name}" for name in RAY_LOGS]
+    pump.files = LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs})
+    units = Children(loaded.cluster, node.name, log_dir, told.emit)
+    bus = _bus(loaded, instance, clock, told)
+    api = VllmApi(_api_host(loaded), spec.api_port, spec.served_name, clock, api_key=loaded.api_key)
+    token = None if spec.ray_auth_token_path is None else Path(spec.ray_auth_token_path)
+    ray = GcsTable(f"{loaded.nodes[0].address}:{spec.ray_port}", token_path=token)
+    programs = (spec.vllm_program, *([spec.ray_program] if spec.backend is Backend.RAY else []))
+    world = World(
+        units=units,
+        sources=pump,
+        bus=bus,
+        peers=_peer_view(loaded, clock),
+        ray=ray,
+        api=api,
+        model=LocalModel(spec.model, programs, spec.path),
+        render=_renderer(loaded),
+        end=told.end,
+    )
+    return Outside(units, pump, bus, api, ray, world)
+
+
+def _bus(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> MqttBus:
+    broker = loaded.broker
+    options = BrokerOptions(
+        host=broker.host,
+        port=broker.port,
+        username=broker.username,
+        password=broker.password,
+        tls=broker.tls,
+        ca_file=broker.ca_file,
+        cert_file=broker.cert_file,
+        key_file=broker.key_file,
+    )
+    return MqttBus(
+        broker=options,
+        key=loaded.key,
+        cluster=loaded.cluster,
+        node=loaded.node.name,
+        instance=instance,
+        nodes=tuple(node.name for node in loaded.nodes),
+        clock=clock,
+        emit=told.emit,
+        on_twin=told.twin,
+        on_drop=told.dropped,
+    )
+
+
+def _peer_view(loaded: Loaded, clock: Clock) -> HttpPeerView:
+    port = loaded.api.peer_port
+    peers = {
+        node.name: tuple(
+            PeerAddress(way, address, port)
+            for way, address in (("fabric", node.address), ("management", node.management_address))
+            if address
+        )
+        for node in loaded.nodes
+        if node.name != loaded.node.name
+    }
+    return HttpPeerView(key=loaded.key, cluster=loaded.cluster, peers=peers, clock=clock)
+
+
+def _renderer(loaded: Loaded) -> Callable[[UnitName, Stamp, Settings], Rendered]:
+    def render(unit: UnitName, stamp: Stamp, settings: Settings) -> Rendered:
+        spec, nodes = loaded.engine, loaded.nodes
+        rendered = render_unit(unit, spec, loaded.cluster, loaded.node, nodes, settings=settings, stamp=stamp)
+        for warning in rendered.warnings:
+            log.warning("engine", unit=unit, warning=warning)
+        return rendered
+
+    return render
+
+
+def _api_host(loaded: Loaded) -> str:
+    """Return where the head asks its own API server: where it listens, else the head's address."""
+    listens = loaded.engine.api_host
+    return loaded.nodes[0].address if listens in {"", "0.0.0.0", "::"} else listens  # noqa: S104
+
+
+def _places(loaded: Loaded) -> Places:
+    """Return what tells a node from an address or a rank: vLLM fills node after node, the head first."""
+    nodes, each = loaded.nodes, loaded.engine.gpus_per_node
+    addresses = {a: n.name for n in nodes for a in (n.address, n.management_address) if a}
+    ranks = {rank: nodes[rank // each].name for rank in range(len(nodes) * each)}
+    return Places(addresses=addresses, ranks=ranks, head=nodes[0].name)

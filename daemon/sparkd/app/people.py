@@ -1,0 +1,107 @@
+"""What people and peers see of the daemon, from its newest state."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+
+from sparkd.api import http as http_api
+from sparkd.api import operator as operator_api
+from sparkd.config import Loaded
+from sparkd.core.events import OperatorAsked, Verb
+from sparkd.core.messages import MemberStatus, Report
+from sparkd.core.publish import reports_from, status_of
+from sparkd.export.metrics import Metrics
+from sparkd.export.page import page
+from sparkd.export.status import About, ready, status_view
+from sparkd.loop.runner import Loop
+from sparkd.ports import Clock
+from sparkd.store.disk import DiskStore
+from sparkd.store.view import HistoryUnreadableError
+
+log = structlog.get_logger()
+
+
+class People:
+    """Answers from memory; what is in the history is read when it has changed."""
+
+    def __init__(self, loaded: Loaded, loop: Loop, store: DiskStore, metrics: Metrics, clock: Clock) -> None:
+        self._loaded = loaded
+        self._loop = loop
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._last: dict[str, Any] | None = None
+        self._learned: dict[str, Any] | None = None
+
+    async def recall(self) -> None:
+        """Read from the history what is shown beside the state."""
+        try:
+            self._last = await self._store.view.last_closed()
+            self._learned = await self._store.view.learned()
+        except HistoryUnreadableError as error:
+            log.warning("history unreadable", reason=str(error))
+
+    def http_views(self) -> http_api.Views:
+        """Return what the HTTP handlers ask."""
+        return http_api.Views(
+            metrics=self._metrics_text,
+            status=self.document,
+            page=lambda: page(self.document()),
+            ready=lambda: ready(self._loop.state),
+            step_age_s=lambda: self._loop.age_s,
+            failed=self._metrics.handler_failed,
+        )
+
+    def operator_views(self) -> operator_api.OperatorViews:
+        """Return what the operator socket asks."""
+        return operator_api.OperatorViews(
+            status=self.document,
+            incidents=self._store.view.incidents,
+            incident=self._store.view.incident,
+            ask=self._ask,
+            failed=self._metrics.handler_failed,
+        )
+
+    def status_message(self) -> MemberStatus:
+        """Return what this node would publish now, for peers that ask."""
+        policy = self._loaded.policy
+        return status_of(self._loop.state, policy.shared_digest, policy.node_digest, policy.version)
+
+    def reports(self, first_seq: int) -> Report | None:
+        """Return this node's evidence from a number on, for peers that ask."""
+        return reports_from(self._loop.state, first_seq)
+
+    def document(self) -> dict[str, Any]:
+        """Return the status document."""
+        return status_view(self._loop.state, self._loaded.policy, self._clock.now(), self._about())
+
+    def _metrics_text(self) -> bytes:
+        self._metrics.store(troubled=bool(self._store.trouble), queued=self._store.queued)
+        return self._metrics.text()
+
+    def _about(self) -> About:
+        loaded, spec = self._loaded, self._loaded.engine
+        learned = self._learned
+        if learned is not None:
+            learned = {**learned, "age_s": max(0.0, time.time() - float(learned.get("wall_s", 0.0)))}
+        pipeline = "" if spec.pipeline_parallel == 1 else f" pp {spec.pipeline_parallel}"
+        return About(
+            cluster=loaded.cluster,
+            model=spec.served_name,
+            api_url=f"http://{loaded.nodes[0].address}:{spec.api_port}",
+            parallel=f"tp {spec.tensor_parallel}{pipeline}",
+            engine_version=spec.vllm_version or None,
+            last_incident=self._last,
+            learned=learned,
+            trouble=self._store.trouble,
+        )
+
+    def _ask(self, verb: Verb, by: str) -> operator_api.Answer:
+        if self._loop.state.coordinator is None:
+            head = self._loaded.policy.head
+            return operator_api.Answer(accepted=False, text=f"this node does not coordinate: ask on {head}")
+        self._loop.emit(OperatorAsked(verb=verb, by=by))
+        return operator_api.Answer(accepted=True, text=f"{verb} asked")

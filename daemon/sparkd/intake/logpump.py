@@ -1,0 +1,60 @@
+"""From log sources to the loop: a port `Sources` around the one that reads files."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sparkd.core.events import SignalSeen
+from sparkd.intake.pump import Batch, Intake
+from sparkd.ports import Clock, Emit, Sources
+from sparkd.words import UnitName
+
+TICK_EVERY_S = 0.25
+"""Period in which reports that fell silent are closed."""
+
+
+class LogPump:
+    """Takes chunks of log sources through the intake to the loop; a port `Sources` around the files'."""
+
+    def __init__(self, intake: Intake, clock: Clock, emit: Emit) -> None:
+        self.repeated = 0
+        self.dropped = 0
+        self.files: Sources | None = None
+        self._intake = intake
+        self._clock = clock
+        self._emit = emit
+
+    def feed(self, source: str, unit: UnitName, generation: int, chunk: bytes) -> None:
+        """Take a chunk of one source."""
+        self._tell(self._intake.feed(source, unit, generation, chunk, self._clock.now()))
+
+    def open(self, unit: UnitName, generation: int) -> None:
+        """Follow the unit's sources."""
+        if self.files is not None:
+            self.files.open(unit, generation)
+
+    async def drain(self, generation: int) -> None:
+        """Read every source of the generation to its end, with what was unfinished in it."""
+        if self.files is not None:
+            await self.files.drain(generation)
+        self._tell(self._intake.end_all(generation, self._clock.now()))
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self.files is not None:
+            await self.files.close()
+
+    async def tick(self) -> None:
+        """Close reports that have fallen silent, for ever."""
+        while True:
+            await asyncio.sleep(TICK_EVERY_S)
+            self._tell(self._intake.tick(self._clock.now()))
+
+    def _tell(self, batch: Batch) -> None:
+        # Signals first: a phase that the same chunk shows must not be told past its failure.
+        for signal in batch.signals:
+            self._emit(SignalSeen(signal=signal))
+        for seen in batch.phases:
+            self._emit(seen)
+        self.repeated += batch.repeated
+        self.dropped += batch.dropped
