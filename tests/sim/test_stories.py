@@ -556,3 +556,15 @@ def test_memory_readings_do_not_publish_a_status_each() -> None:
 
     assert not sent
     assert len(world.heap) < before + 40
+
+
+def test_evidence_that_is_no_longer_kept_is_not_waited_for_for_ever() -> None:
+    world = started()
+    world.set_broker(up=False)
+    for number in range(200):
+        world.signal("spark-b", f"cause_{number}", fatal=False)
+    world.set_broker(up=True)
+    world.run_for(10)
+
+    peer = world.head.state.peer("spark-b")
+    assert peer.received_seq == peer.status.report_seq == 200

@@ -18,13 +18,11 @@ import asyncio
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import TypeVar
 
 import structlog
 
@@ -38,6 +36,7 @@ from sparkd.adapters.proctree import (
     grow,
     kill,
     lineage,
+    off_loop,
     open_pidfd,
     read_name,
     read_process,
@@ -52,7 +51,6 @@ from sparkd.ports import Emit
 from sparkd.words import UnitName
 
 log = structlog.get_logger(__name__)
-_T = TypeVar("_T")
 
 # After SIGKILL a process ends within milliseconds unless the kernel holds it (D state).
 KILL_DEADLINE_S = 5.0
@@ -349,7 +347,7 @@ class Children:
     async def _scan(self) -> dict[int, Process]:
         """Return all processes; without new marks where reading them hangs."""
         try:
-            processes = await _off_loop(partial(snapshot, self._proc, dict(self._marks)), SCAN_DEADLINE_S)
+            processes = await off_loop(partial(snapshot, self._proc, dict(self._marks)), SCAN_DEADLINE_S)
         except TimeoutError:
             log.warning("scan_hangs", after_s=SCAN_DEADLINE_S)
             processes = snapshot(self._proc, self._marks, read_marks=False)
@@ -384,24 +382,3 @@ def _verify(rendered: Rendered, mark: Mark) -> None:
         raise OSError(errno.EINVAL, f"{VARIABLE} must be {mark}, is {env.get(VARIABLE)}")
     if env.get("SPT_NOENV") != "1":
         log.warning("environment_may_be_overwritten", unit=rendered.unit.value, missing="SPT_NOENV=1")
-
-
-async def _off_loop(work: Callable[[], _T], timeout_s: float) -> _T:
-    """Return the result of *work*, done in a thread that may hang for ever without holding up the exit."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[_T] = loop.create_future()
-
-    def deliver(value: _T) -> None:
-        if not result.done():
-            result.set_result(value)
-
-    def run() -> None:
-        value = work()
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            loop.call_soon_threadsafe(deliver, value)
-
-    try:
-        threading.Thread(target=run, name="proc-scan", daemon=True).start()
-    except RuntimeError as error:  # no thread to be had: memory or pids are exhausted
-        raise TimeoutError(str(error)) from error
-    return await asyncio.wait_for(result, timeout_s)

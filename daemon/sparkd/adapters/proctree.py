@@ -8,19 +8,24 @@ parents are dead, the session alone one that called `setsid`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals
+from typing import TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP, linux/pidfd.h, since 6.9
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -276,3 +281,24 @@ def become_subreaper() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         log.warning("no_subreaper", reason=os.strerror(ctypes.get_errno()))
+
+
+async def off_loop(work: Callable[[], _T], timeout_s: float) -> _T:
+    """Return the result of *work*, done in a thread that may hang for ever without holding up the exit."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[_T] = loop.create_future()
+
+    def deliver(value: _T) -> None:
+        if not result.done():
+            result.set_result(value)
+
+    def run() -> None:
+        value = work()
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(deliver, value)
+
+    try:
+        threading.Thread(target=run, name="proc-scan", daemon=True).start()
+    except RuntimeError as error:  # no thread to be had: memory or pids are exhausted
+        raise TimeoutError(str(error)) from error
+    return await asyncio.wait_for(result, timeout_s)

@@ -17,7 +17,6 @@ from typing import Any
 
 import structlog
 
-from sparkd.adapters.broker import BrokerStartError, EmbeddedBroker
 from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.meminfo import MemInfo
 from sparkd.api import http as http_api
@@ -103,9 +102,7 @@ class Daemon:
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         loaded, api = self._loaded, self._loaded.api
         if loaded.broker.embedded and loaded.policy.is_head:
-            broker = _embedded_broker(loaded, self._clock)
-            await _started(broker.start())
-            stack.push_async_callback(broker.stop)
+            await _start_broker(loaded, self._clock, stack)
         peer_view = PeerViewServer(
             key=loaded.key,
             cluster=loaded.cluster,
@@ -175,14 +172,27 @@ class Daemon:
         self._lock.release()
 
 
-def _embedded_broker(loaded: Loaded, clock: MonotonicClock) -> EmbeddedBroker:
-    return EmbeddedBroker(
+async def _start_broker(loaded: Loaded, clock: MonotonicClock, stack: contextlib.AsyncExitStack) -> None:
+    """Start the embedded broker; its library is loaded only where it is used."""
+    try:
+        from sparkd.adapters.broker import BrokerStartError, EmbeddedBroker
+    except ModuleNotFoundError as error:
+        raise AppError(
+            f"the embedded broker needs the package {error.name}: install sparkd[broker], "
+            "or give [broker] host of another broker"
+        ) from error
+    broker = EmbeddedBroker(
         host=loaded.node.address,
         port=loaded.broker.port,
         cluster=loaded.cluster,
         nodes=tuple(node.name for node in loaded.nodes),
         clock=clock,
     )
+    try:
+        await broker.start()
+    except BrokerStartError as error:
+        raise AppError(str(error)) from error
+    stack.push_async_callback(broker.stop)
 
 
 def _make_directories(loaded: Loaded) -> None:
@@ -206,7 +216,7 @@ async def _started(starting: Awaitable[Any]) -> Any:
     """Await the start of a listener; what it cannot have is told with what to do."""
     try:
         return await starting
-    except (BrokerStartError, http_api.ExposedWithoutTokenError, OSError) as error:
+    except (http_api.ExposedWithoutTokenError, OSError) as error:
         raise AppError(str(error)) from error
 
 

@@ -46,9 +46,10 @@ def _report(turn: Turn, event: ev.ReportReceived) -> None:
     if peer.status is None or peer.status.instance != report.instance:
         turn.drop("report", "other_instance", report.node)
         return
-    if report.first_seq > peer.received_seq + 1:
+    if report.first_seq > peer.received_seq + 1 and event.path is ev.Path.MQTT:
         return  # a gap: the level in its status tells, and what is missing is fetched
-    new = report.signals[peer.received_seq + 1 - report.first_seq :]
+    # What was asked for and is no longer kept there is lost, and must not be waited for.
+    new = report.signals[max(0, peer.received_seq + 1 - report.first_seq) :]
     turn.set_peer(peer, received_seq=max(peer.received_seq, report.first_seq + len(report.signals) - 1))
     for signal in new:
         incident.note_signal(turn, signal)

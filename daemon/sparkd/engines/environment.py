@@ -67,6 +67,8 @@ def proposed() -> Env:
         ("LANG", "C.UTF-8"),
         # Ray holds repeated lines back for seconds otherwise; phases are read from them.
         ("RAY_DEDUP_LOGS", "0"),
+        # Ray 2.60 drains for up to 30 s after SIGTERM; sparkd has taken serve down before it ends Ray.
+        ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0"),
         ("VLLM_LOGGING_COLOR", "0"),
         ("VLLM_NO_USAGE_STATS", "1"),
     )

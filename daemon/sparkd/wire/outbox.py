@@ -1,0 +1,83 @@
+"""What waits to be sent: bounded, oldest first, an intent before everything else.
+
+Status, intent and telemetry are levels: only the newest of each waits, in the place of the one that it
+replaces. Reports wait up to a number; one that is lost is a gap that the coordinator fetches over HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkd.core.messages import Report
+from sparkd.wire.codec import Message, kind_of
+from sparkd.wire.topics import RETAINED, Kind
+
+REPORTS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A message that waits, in its place. Told from others by identity: the same may be said twice."""
+
+    name: str
+    message: Message
+
+
+class Outbox:
+    """The messages of one session after another."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Waiting] = {}
+        self._retained: dict[str, Message] = {}
+        self._up = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, message: Message) -> bool:
+        """Take *message*; return False where an older report was dropped to make room for it.
+
+        Telemetry is worth nothing later: without a session it is not kept.
+        """
+        kind = kind_of(message)
+        if isinstance(message, Report):
+            return self._put_report(message)
+        if kind in RETAINED:
+            self._retained[kind] = message
+        if kind is not Kind.TELEMETRY or self._up:
+            self._add(kind, message)
+        return True
+
+    def _put_report(self, report: Report) -> bool:
+        names = [w.name for w in self._waiting.values() if isinstance(w.message, Report)]
+        name = f"{Kind.REPORT} {report.first_seq}"
+        full = len(names) >= REPORTS_MAX and name not in names
+        if full:
+            del self._waiting[names[0]]
+        self._add(name, report)
+        return not full
+
+    def _add(self, name: str, message: Message) -> None:
+        self._waiting[name] = Waiting(name, message)
+
+    def connected(self) -> None:
+        """Queue anew everything that brokers retain: this one may have forgotten it."""
+        self._up = True
+        for name, message in self._retained.items():
+            self._add(name, message)
+
+    def disconnected(self) -> None:
+        """Drop what is worth nothing later."""
+        self._up = False
+        self._waiting.pop(Kind.TELEMETRY, None)
+
+    def next(self) -> Waiting | None:
+        """Return what is to be sent next; it waits until it is `done`. None = nothing."""
+        if not self._waiting:
+            return None
+        return self._waiting.get(Kind.INTENT) or next(iter(self._waiting.values()))
+
+    def done(self, sent: Waiting) -> None:
+        """Forget what was *sent*, unless something newer has taken its place meanwhile."""
+        if self._waiting.get(sent.name) is sent:
+            del self._waiting[sent.name]

@@ -1,0 +1,184 @@
+"""The bodies of the messages as tables: one line for each field, with its bounds.
+
+Who says it (`node`, `instance`) stands in the signed envelope and nowhere else, so that it cannot differ.
+There is no field for argv, environment or paths, and none may be added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkd.core.messages import (
+    Intent,
+    MemberStatus,
+    Report,
+    Telemetry,
+    UnitState,
+    UnitStatus,
+)
+from sparkd.signals.model import Proof, Quantity, Signal
+from sparkd.wire.fields import (
+    INSTANCE,
+    NAME,
+    Field,
+    array,
+    choice,
+    flag,
+    integer,
+    matching,
+    number,
+    optional,
+    pair,
+    shape,
+    text,
+)
+from sparkd.words import CudaGraph, LoadFormat, Phase, Settings, Stamp, UnitName
+
+COUNT_MAX = (1 << 53) - 1  # what every JSON reader keeps exactly
+BYTES_MAX = 1 << 50
+NODES_MAX = 64
+UNITS_MAX = 16
+SIGNALS_MAX = 64
+QUANTITIES_MAX = 24
+QUOTE_MAX = 1000
+AGE_MAX_S = 30 * 86400.0
+VALUE_MAX = 1e18
+RANK_MAX = 65535
+
+COUNT = integer(0, COUNT_MAX)
+POSITIVE = integer(1, COUNT_MAX)
+TOKENS = optional(integer(1, 1 << 31))
+BYTES = optional(integer(0, BYTES_MAX))
+PERCENT = optional(number(0.0, 100.0))
+EXIT_CODE = optional(integer(-(1 << 31), (1 << 32) - 1))
+EXIT_SIGNAL = optional(integer(0, 255))
+LABEL = text(64)
+SENTENCE = optional(text(500))
+DIGEST = matching(r"[0-9A-Za-z:_-]*", 128)
+STAMP = pair(COUNT, COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """The last will of one connection: the broker publishes it when that connection breaks.
+
+    Attributes:
+        node, instance: whose connection it was.
+        connection: its number; grows with every connection of one instance.
+    """
+
+    node: str
+    instance: str
+    connection: int
+
+
+def _stamp() -> Field:
+    return Field(
+        lambda stamp: STAMP.encode((stamp.epoch, stamp.generation)),
+        lambda value, lenient: Stamp(*STAMP.decode(value, lenient)),
+    )
+
+
+SETTINGS = shape(
+    Settings,
+    {
+        "ray_memory_threshold": optional(number(0.0, 1.0)),
+        "gpu_memory_utilization": number(0.0, 1.0),
+        "kv_cache_bytes": BYTES,
+        "max_num_batched_tokens": TOKENS,
+        "max_num_seqs": TOKENS,
+        "cudagraph": choice(CudaGraph),
+        "max_model_len": TOKENS,
+        "load_format": choice(LoadFormat),
+    },
+)
+UNIT = shape(
+    UnitStatus,
+    {
+        "unit": choice(UnitName),
+        "generation": COUNT,
+        "state": choice(UnitState),
+        "code": EXIT_CODE,
+        "signal": EXIT_SIGNAL,
+        "ordered": flag(),
+        "reason": SENTENCE,
+    },
+)
+QUANTITY = shape(Quantity, {"name": LABEL, "value": number(-VALUE_MAX, VALUE_MAX)})
+# `at_s` of a signal travels as its age: `codec` translates it with the sender's and the receiver's own clock.
+SIGNAL = shape(
+    Signal,
+    {
+        "id": LABEL,
+        "cause": LABEL,
+        "proof": choice(Proof),
+        "node": LABEL,
+        "source": text(200),
+        "quote": text(QUOTE_MAX),
+        "at_s": number(0.0, AGE_MAX_S),
+        "generation": COUNT,
+        "fatal": flag(),
+        "rank": optional(integer(0, RANK_MAX)),
+        "phase": optional(choice(Phase)),
+        "printed": optional(LABEL),
+        "quantities": array(QUANTITY, QUANTITIES_MAX),
+    },
+)
+
+SENDER = frozenset({"node", "instance"})
+INTENT = shape(
+    Intent,
+    {
+        "stamp": _stamp(),
+        "seq": COUNT,
+        "addressees": array(pair(NAME, INSTANCE), NODES_MAX),
+        "wanted": array(pair(NAME, array(choice(UnitName), UNITS_MAX)), NODES_MAX),
+        "settings": SETTINGS,
+        "shared_digest": DIGEST,
+        "node_digests": array(pair(NAME, DIGEST), NODES_MAX),
+        "phase": choice(Phase),
+        "grace_s": number(0.0, 3600.0),
+    },
+    given=frozenset({"coordinator", "node"}),
+)
+STATUS = shape(
+    MemberStatus,
+    {
+        "seen": _stamp(),
+        "heard": array(pair(NAME, INSTANCE), NODES_MAX),
+        "intent_seq": COUNT,
+        "intent_coordinator": matching(r"[A-Za-z0-9_-]*", 64),
+        "refused": SENTENCE,
+        "units": array(UNIT, UNITS_MAX),
+        "swept": flag(),
+        "emptied_generation": COUNT,
+        "fenced_generation": COUNT,
+        "drained_generation": COUNT,
+        "report_seq": COUNT,
+        "shared_digest": DIGEST,
+        "node_digest": DIGEST,
+        "ready": optional(flag()),
+        "not_ready": SENTENCE,
+        "leaving": flag(),
+        "available_bytes": BYTES,
+        "total_bytes": BYTES,
+        "pressure_percent": PERCENT,
+        "version": LABEL,
+    },
+    given=SENDER,
+)
+REPORT = shape(Report, {"first_seq": POSITIVE, "signals": array(SIGNAL, SIGNALS_MAX)}, given=SENDER)
+TELEMETRY = shape(
+    Telemetry,
+    {
+        "phase": choice(Phase),
+        "generation": COUNT,
+        "available_bytes": BYTES,
+        "total_bytes": BYTES,
+        "pressure_percent": PERCENT,
+        "done": optional(COUNT),
+        "total": optional(COUNT),
+    },
+    given=SENDER,
+)
+WILL = shape(Will, {"connection": POSITIVE}, given=SENDER)
