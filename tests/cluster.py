@@ -127,6 +127,8 @@ class DaemonProcess:
                         position += 1
                         if predicate(event):
                             return event
+                        if event["event"] == "process_ended":
+                            raise DeadlineError(f"{self.setup.name} ended; last of all:\n{self.tail()}")
                     await self.changed.wait()
         except TimeoutError:
             raise DeadlineError(f"not seen within {deadline_s} s; last of all:\n{self.tail()}") from None

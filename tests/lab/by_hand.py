@@ -251,7 +251,8 @@ def engine(env: pathlib.Path, model: pathlib.Path, logs: pathlib.Path | None = N
 
 def remove_leftover_shm(since: float) -> list[str]:
     """Remove the shared memory that vLLM leaves at nearly every stop, if nobody has it mapped any more."""
-    made = [entry for entry in SHM.glob("psm_*") if entry.stat().st_ctime >= since]
+    named = [*SHM.glob("psm_*"), *SHM.glob("sem.mp-*")]
+    made = [entry for entry in named if entry.stat().st_ctime >= since]
     mapped = "".join(process_maps() if made else [])
     leftovers = [entry for entry in made if str(entry) not in mapped]
     for entry in leftovers:
