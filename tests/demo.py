@@ -16,25 +16,21 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
-from cluster import DeadlineError, Event, stamped_processes
+from cluster import Cluster, DeadlineError, Event, stamped_processes
 from sparkd.adapters.ray_table import GcsTable
-from standin_cluster import HEAD, NODES, Standin, make
+from standin_cluster import HEAD, NODES, SHARDS, make
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "build" / "demo"
-CLUSTER = "demo"
 PAGE_PORT = 9760
 
-KILL = {
-    "kind": "ray_oom_kill",
-    "phase": "capturing_graphs",
-    "node": HEAD,
-    "when": {"ray_memory_threshold_below": 0.97},
-}
+# The stand-in's monitor kills where Ray's would: above its threshold, here at 113.78 of 119.70 GiB.
+KILL = {"kind": "ray_oom_kill", "phase": "capturing_graphs_half", "node": HEAD}
+KILLED = "Ray killed "
 
 
 @dataclass
@@ -60,12 +56,6 @@ class Story:
         print(f"{spent_s:5.1f}  {name:<11} {text}{'' if ok else '   NOT VERIFIED'}", flush=True)
 
 
-def prepare() -> Standin:
-    """Make the demo's own directory anew."""
-    shutil.rmtree(HOME, ignore_errors=True)
-    return make(HOME, CLUSTER, faults=(KILL,), page_port=PAGE_PORT if is_free(PAGE_PORT) else None)
-
-
 def is_free(port: int) -> bool:
     """Return whether the port is free on the loopback."""
     import socket
@@ -78,108 +68,163 @@ def is_free(port: int) -> bool:
     return True
 
 
+class Stage(Protocol):
+    """Where the story is told: with the stand-in engine or with the real one.
+
+    Attributes:
+        name: the cluster's. title: its first line. addresses: what Ray has to list, sorted.
+        deadline_s: longest that a step of the engine may take. shards: what has to be loaded.
+        phase: in which the kill comes. hint: what to try afterwards.
+    """
+
+    name: str
+    title: str
+    cluster: Cluster
+    addresses: list[str]
+    deadline_s: float
+    shards: int
+    phase: str
+    hint: str
+
+    def serve_log(self, generation: int) -> str:
+        """Return what the engine of a generation has written on the head."""
+
+    def ray_logs(self) -> list[str]:
+        """Return what every raylet has written."""
+
+    async def ray_addresses(self) -> list[str]:
+        """Return the addresses that Ray's own table lists as alive, sorted."""
+
+    async def injure(self) -> None:
+        """Bring the memory kill about, where it does not come by itself."""
+
+    async def generate(self) -> str:
+        """Ask the API for a real generation, as a client would; return its text."""
+
+    def close(self) -> None:
+        """Remove what had to stand elsewhere."""
+
+
+class StandinStage:
+    """Two addresses of the loopback, the stand-in engine, a fault that fires while the settings are bad."""
+
+    name = "demo"
+    title = f"spark-a (head) {HEAD}, spark-b 127.0.0.3 · embedded broker · stand-in engine"
+    addresses = sorted(NODES.values())
+    deadline_s = 30.0
+    shards = SHARDS
+    phase = "capturing_graphs"
+
+    def __init__(self) -> None:
+        """Make the demo's own directory anew."""
+        shutil.rmtree(HOME, ignore_errors=True)
+        port = PAGE_PORT if is_free(PAGE_PORT) else None
+        self._standin = make(HOME, self.name, faults=(KILL,), page_port=port)
+        self.cluster = self._standin.cluster
+        page = self.cluster.head.setup.env["SPARKD_API__PORT"]
+        self.hint = f"page http://127.0.0.1:{page}   metrics /metrics   try: .venv/bin/sparkctl --demo status"
+        self.serve_log = self._standin.serve_log
+        self.close = self._standin.forget
+
+    def ray_logs(self) -> list[str]:
+        """Return what the head's raylets have written."""
+        return [path.read_text() for path in self._standin.ray_dirs[0].glob("session_2*/logs/raylet.out")]
+
+    async def ray_addresses(self) -> list[str]:
+        """Ask the GCS."""
+        table = GcsTable(f"{HEAD}:{self._standin.ports['ray']}")
+        observed = await table.observe(0)
+        await table.close()
+        return sorted(node.address for node in observed.nodes or () if node.alive)
+
+    async def injure(self) -> None:
+        """Nothing to do: the fault is armed."""
+
+    async def generate(self) -> str:
+        """Ask over HTTP."""
+        body = {"model": "qwen-demo", "prompt": "hello", "max_tokens": 4}
+        url = f"http://{HEAD}:{self._standin.ports['api']}/v1/completions"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            return str((await answer.json())["choices"][0]["text"])
+
+
 class Demo:
     """The story, step by step."""
 
-    def __init__(self, standin: Standin) -> None:
-        self.standin = standin
-        self.cluster = standin.cluster
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.cluster = stage.cluster
         self.story = Story()
         self.recovered_s: float | None = None
         self.relaunches: int | None = None
 
     async def tell(self) -> None:
         """Live through it."""
-        told = self.story.tell
-        told("nodes", f"spark-a (head) {HEAD}, spark-b 127.0.0.3 · embedded broker · stand-in engine")
+        self.story.tell("nodes", self.stage.title)
         await self.cluster.start()
         await self._form()
         failed = await self._lose()
         await self._recover(failed)
 
     async def _form(self) -> None:
-        moved = await self.cluster.phase("resolving_config", 30)
-        alive = await self._ray_addresses()
+        moved = await self.cluster.phase("resolving_config", self.stage.deadline_s)
+        alive = await self.stage.ray_addresses()
         text = f"Ray: {len(alive)} of 2 nodes, addresses as configured"
-        self.story.tell("forming", text, at_s=moved["at_s"], ok=alive == sorted(NODES.values()))
+        self.story.tell("forming", text, at_s=moved["at_s"], ok=alive == self.stage.addresses)
         status = await self.cluster.head.status()
-        asked = status["settings"]["in_force"]["gpu_memory_utilization"]
-        self.story.tell(
-            "launching", f"generation {status['generation']} · utilisation {asked:.2f}", ok=asked == 0.9
-        )
-        profiled = await self.cluster.head.wait(after_loading, 30)
-        done, total = await self._shards()
-        self.story.tell("loading", f"{done} of {total} shards", at_s=profiled["at_s"], ok=done == total == 39)
+        settings = status["settings"]
+        share = settings["in_force"]["gpu_memory_utilization"]
+        asked = settings["in_force"] == settings["asked"]
+        self.story.tell("launching", f"generation {status['generation']} · utilisation {share:.2f}", ok=asked)
+        profiled = await self.cluster.head.wait(after_loading, self.stage.deadline_s)
+        done, total = self._shards()
+        right = done == total == self.stage.shards
+        self.story.tell("loading", f"{done} of {total} shards", at_s=profiled["at_s"], ok=right)
 
-    async def _ray_addresses(self) -> list[str]:
-        table = GcsTable(f"{HEAD}:{self.standin.ports['ray']}")
-        observed = await table.observe(0)
-        await table.close()
-        return sorted(node.address for node in observed.nodes or () if node.alive)
-
-    async def _shards(self) -> tuple[int, int]:
+    def _shards(self) -> tuple[int, int]:
         """Read the engine's own log: the last shard line counts."""
         from sparkd.engines.lines import read_line
 
-        text = self.standin.serve_log(1)
-        facts = [read_line(line) for line in text.splitlines() if "safetensors" in line]
+        lines = self.stage.serve_log(1).splitlines()
+        facts = [read_line(line) for line in lines if "safetensors" in line]
         shards = [(f.done, f.total) for f in facts if f is not None and f.done is not None and f.total]
         return shards[-1] if shards else (0, 0)
 
     async def _lose(self) -> Event:
-        failed = await self.cluster.phase("failing", 30)
-        logs = [path.read_text() for path in self.standin.ray_dirs[0].glob("session_2*/logs/raylet.out")]
-        killed = any("Ray killed 1 worker(s)" in log for log in logs)
-        self.story.tell(
-            "FAILURE", f"the engine lost a worker ({failed['reason']})", at_s=failed["at_s"], ok=killed
-        )
+        await self.stage.injure()
+        failed = await self.cluster.phase("failing", self.stage.deadline_s)
+        killed = any(KILLED in log for log in self.stage.ray_logs())
+        text = f"the engine lost a worker ({failed['reason']})"
+        self.story.tell("FAILURE", text, at_s=failed["at_s"], ok=killed)
         judged = await self.cluster.head.wait(lambda e: e["event"] == "remedied", 10)
-        right = (judged["cause"], judged["phase"], judged["node"]) == (
-            "ray_oom_kill",
-            "capturing_graphs",
-            "spark-a",
-        )
-        self.story.tell(
-            "diagnosis", judged["why"], at_s=judged["at_s"], ok=right and "113.78" in judged["why"]
-        )
-        changed = judged["settings_changed"]
-        self.story.tell(
-            "remedy",
-            judged["remedy"],
-            at_s=judged["at_s"],
-            ok={"ray_memory_threshold", "kv_cache_bytes"} <= set(changed),
-        )
+        measured = f"{judged.get('used_bytes', 0) / (1 << 30):.2f}"
+        named = judged["cause"] == "ray_oom_kill" and judged["phase"] == self.stage.phase
+        right = named and measured in judged["why"] and any(measured in log for log in self.stage.ray_logs())
+        self.story.tell("diagnosis", judged["why"], at_s=judged["at_s"], ok=right)
+        both = {"ray_memory_threshold", "kv_cache_bytes"} <= set(judged["settings_changed"])
+        self.story.tell("remedy", judged["remedy"], at_s=judged["at_s"], ok=both)
         return failed
 
     async def _recover(self, failed: Event) -> None:
-        formed = await self.cluster.phase("forming", 30, start=self._index(failed))
-        left = [stamp for stamp in stamped_processes(CLUSTER).values() if stamp.split("/")[2] == "1"]
+        start = self.cluster.head.events.index(failed)
+        formed = await self.cluster.phase("forming", self.stage.deadline_s, start)
+        left = [s for s in stamped_processes(self.stage.name).values() if s.split("/")[2] == "1"]
         self.story.tell("fenced", "both nodes clean, memory back", at_s=formed["at_s"], ok=not left)
-        closed = await self.cluster.head.wait(lambda e: e["event"] == "incident_closed", 60)
+        closed = await self.cluster.head.wait(
+            lambda e: e["event"] == "incident_closed", self.stage.deadline_s
+        )
         self.recovered_s = round(closed["at_s"] - failed["at_s"], 2)
         self.relaunches = closed["relaunches"]
-        latency_s = await self._generate()
+        begun = time.monotonic()
+        generated = await self.stage.generate()
+        latency_s = time.monotonic() - begun
         status = await self.cluster.head.status()
         text = (
             f"generation {status['generation']}, verified in {latency_s:.1f} s · "
             f"recovered in {self.recovered_s} s with {self.relaunches} relaunch, nobody touched anything"
         )
         ok = closed["outcome"] == "recovered" and self.relaunches == 1 and status["phase"] == "serving"
-        self.story.tell("SERVING", text, at_s=closed["at_s"], ok=ok)
-
-    def _index(self, event: Event) -> int:
-        return self.cluster.head.events.index(event)
-
-    async def _generate(self) -> float:
-        """Ask the API for a real generation, as a client would."""
-        begun = time.monotonic()
-        body = {"model": "qwen-demo", "prompt": "hello", "max_tokens": 4}
-        url = f"http://{HEAD}:{self.standin.ports['api']}/v1/completions"
-        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
-            answered = await answer.json()
-        if not answered["choices"][0]["text"]:
-            raise DeadlineError(f"the API did not generate: {answered}")
-        return time.monotonic() - begun
+        self.story.tell("SERVING", text, at_s=closed["at_s"], ok=ok and bool(generated))
 
     def summary(self) -> dict[str, Any]:
         """Return the machine-readable end of the story."""
@@ -198,31 +243,24 @@ def after_loading(event: Event) -> bool:
     return event["event"] == "phase_changed" and event["before"] == "loading_weights"
 
 
-async def run(*, check: bool, engine: str) -> int:
+async def run(stage: Stage, *, check: bool) -> int:
     """Tell the story; without *check* keep running until interrupted. Returns the exit code."""
-    standin = prepare()
-    cluster = standin.cluster
-    demo = Demo(standin)
+    demo = Demo(stage)
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     try:
         await until(demo.tell(), interrupted)
         if not check and not interrupted.is_set():
-            page = cluster.head.setup.env["SPARKD_API__PORT"]
-            print(
-                f"       page http://127.0.0.1:{page}   metrics /metrics   try: sparkctl --demo status"
-                "      Ctrl-C stops everything",
-                flush=True,
-            )
+            print(f"       {stage.hint}      Ctrl-C stops everything", flush=True)
             await interrupted.wait()
     except DeadlineError as error:
         print(f"the story broke off: {error}", file=sys.stderr)
     finally:
-        codes = await cluster.stop()
-        standin.forget()
+        codes = await stage.cluster.stop()
+        stage.close()
     summary = demo.summary()
-    left = stamped_processes(CLUSTER)
+    left = stamped_processes(stage.name)
     summary["ok"] = summary["ok"] and not left and set(codes.values()) == {0}
     if check:
         print(json.dumps(summary))
@@ -248,7 +286,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="end by itself; the last line is JSON")
     parser.add_argument("--engine", choices=["standin", "vllm"], default="standin")
     options = parser.parse_args()
-    return asyncio.run(run(check=options.check, engine=options.engine))
+    if options.engine == "vllm":
+        from lab.stage import real_stage
+
+        with real_stage() as stage:
+            return asyncio.run(run(stage, check=options.check))
+    return asyncio.run(run(StandinStage(), check=options.check))
 
 
 if __name__ == "__main__":

@@ -57,10 +57,8 @@ async def live_through(where: site.Site, names: set[str] | None) -> list[Result]
         except (DeadlineError, LookupError, OSError, KeyError) as error:
             result.note = f"{type(error).__name__}: {error}"
         results.append(result)
-        verdict = "ok" if result.ok else "NOT OK"
-        say(
-            f"  {name:<22} {verdict:<7} {time.monotonic() - begun:6.1f} s  {result.cause or ''}  {result.note[:2000]}"
-        )
+        verdict = f"{'ok' if result.ok else 'NOT OK':<7} {time.monotonic() - begun:6.1f} s"
+        say(f"  {name:<22} {verdict}  {result.cause or ''}  {result.note[:2000]}")
         if not result.ok and name == "first_start":
             break
     return results

@@ -14,6 +14,7 @@ Rules of this file:
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import hashlib
@@ -21,6 +22,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +40,7 @@ RAY_VERSION = "2.60.0"
 MARKER = "sparkd-engine.json"
 BUILDING = "sparkd-engine.building"
 NEEDED_BYTES = 4 << 30
+PR_SET_PDEATHSIG = 1
 # What an engine start loads, and vLLM's own --version, in one process, which leaves the bytecode of all that.
 # (Compiling every installed file took 64 s, this 24 s; the rest is compiled by the first start.)
 IMPORTS = """
@@ -96,9 +99,22 @@ def environment_variables() -> dict[str, str]:
     }
 
 
+def die_with_builder() -> None:
+    """A killed builder's pip must not go on writing into what the next builder makes anew."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def run(arguments: list[str], what: str) -> str:
     """Run one step; on failure say which, with the end of what it printed."""
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment_variables(), check=False)
+    done = subprocess.run(
+        arguments,
+        capture_output=True,
+        text=True,
+        env=environment_variables(),
+        check=False,
+        preexec_fn=die_with_builder,  # one thread only
+    )
     if done.returncode == 0:
         return done.stdout
     tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
@@ -203,7 +219,11 @@ def clear_place(env: pathlib.Path) -> None:
     if not (env / MARKER).exists() and not (env / BUILDING).exists():
         raise EngineEnvError(f"{env} holds something else: name an empty or a new directory with --dir.")
     say(f"removing an unfinished or outdated environment in {env}")
-    shutil.rmtree(env)
+    end = time.monotonic() + 30.0
+    while env.exists():
+        shutil.rmtree(
+            env, ignore_errors=time.monotonic() < end
+        )  # a killed builder's last child ends by itself
 
 
 def require_disk(env: pathlib.Path) -> None:
