@@ -244,7 +244,7 @@ def test_incidents_show(ctl):
         "       · relaunch: Ray monitor off, the guard watches instead; KV cache 49.1 → 44.6 GiB\n"
         "       · waited 10 s before it\n"
         "Then   generation 14 serving, verified by a generation (412 ms)\n"
-        "More   docs/runbook.md#ray_oom_kill\n"
+        "More   docs/causes.md: ray_oom_kill\n"
     )
 
 

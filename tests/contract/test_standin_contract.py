@@ -26,7 +26,7 @@ PHASE_LINES = [
     "Using max model len 512",
     "Enforce eager set, disabling torch.compile, CUDAGraphs",
     "Initializing a V1 LLM engine (v0.32.0) with config: model=",
-    "world_size=1 rank=0 local_rank=0 distributed_init_method=tcp://",
+    "world_size=1 rank=0 local_rank=0 distributed_init_method=file:///tmp/vllm_dist_",
     "rank 0 in world size 1 is assigned as DP rank 0, PP rank 0",
     "Starting to load model ",
     "Checkpoint size: ",

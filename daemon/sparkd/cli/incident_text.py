@@ -10,6 +10,7 @@ from sparkd.export.sentences import last_text
 from sparkd.export.stages import stages_of
 
 Document = dict[str, Any]
+_QUOTE_CHARS_MAX = 240
 _QUOTES_MAX = 6
 
 
@@ -36,7 +37,7 @@ def show_text(incident: Document) -> str:
     if not remedies:
         blocks.append(_entry("Why", [incident["reason"] or UNKNOWN]))
     blocks.append(_entry("Then", _then(incident)))
-    blocks.append(_entry("More", [f"docs/runbook.md#{incident['cause'] or 'unknown'}"]))
+    blocks.append(_entry("More", [f"docs/causes.md: {incident['cause'] or 'unknown'}"]))
     return "\n".join(blocks)
 
 
@@ -78,7 +79,9 @@ def _failure(remedied: Document) -> list[str]:
 
 
 def _quote(quote: Document) -> str:
-    return f"{quote['node']} {quote['source']}  {quote['printed']}  {quote['text']}"
+    text = quote["text"]
+    shown = text if len(text) <= _QUOTE_CHARS_MAX else f"{text[:_QUOTE_CHARS_MAX].rstrip()} …"
+    return f"{quote['node']} {quote['source']}  {quote['printed']}  {shown}"
 
 
 def _did(remedied: Document) -> list[str]:

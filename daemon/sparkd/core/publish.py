@@ -111,12 +111,10 @@ def _telemetry(turn: Turn) -> None:
 def _telemetry_of(turn: Turn) -> Telemetry:
     memory, lead = turn.member.memory, turn.state.coordinator
     progress = lead.watch.progress if lead else None
-    intent = turn.member.intent
-    phase = lead.phase if lead else (intent.phase if intent else Phase.IDLE)
     return Telemetry(
         node=turn.state.node,
         instance=turn.state.instance,
-        phase=phase,
+        phase=lead.phase if lead else _heads_phase(turn),
         generation=turn.state.seen.generation,
         available_bytes=memory.available_bytes if memory else None,
         total_bytes=memory.total_bytes if memory else None,
@@ -124,6 +122,14 @@ def _telemetry_of(turn: Turn) -> Telemetry:
         done=progress.done if progress else None,
         total=progress.total if progress else None,
     )
+
+
+def _heads_phase(turn: Turn) -> Phase:
+    """A worker's phase is the generation's: what the head said last, else what its intent says."""
+    head, intent = turn.state.peer(turn.policy.head), turn.member.intent
+    if head is not None and head.telemetry is not None:
+        return head.telemetry.phase
+    return intent.phase if intent else Phase.IDLE
 
 
 def _probe_peer(turn: Turn, peer: Peer) -> None:

@@ -42,7 +42,11 @@ def phase_of(state: State) -> Phase | None:
     """Return the cluster's phase: the coordinator's own, or what it last told this worker."""
     if state.coordinator is not None:
         return state.coordinator.phase
-    return None if state.member.intent is None else state.member.intent.phase
+    intent = state.member.intent
+    if intent is None:
+        return None
+    head = state.peer(intent.node)
+    return intent.phase if head is None or head.telemetry is None else head.telemetry.phase
 
 
 def settings_of(state: State) -> Settings | None:
