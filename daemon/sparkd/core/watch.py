@@ -16,6 +16,9 @@ from sparkd.words import Backend, Phase
 CANARY_PROMPTLY_S = 15.0
 """A canary so long after the last token of an engine that was busy: a hang is found before the next one."""
 
+STARTING_EVERY_S = 0.25
+"""Period of the probes on which a start waits."""
+
 CANARY_LATER_S = 5.0
 """A canary's own deadline lies behind that of a hang, so that the hang is judged and not the canary."""
 
@@ -28,15 +31,22 @@ def probe_membership(turn: Turn) -> None:
     watch = turn.lead.watch
     if turn.policy.backend is not Backend.RAY or watch.probing_membership:
         return
-    if turn.due(watch.probed_membership_at_s + turn.policy.membership_every_s):
+    if turn.due(watch.probed_membership_at_s + _period(turn, turn.policy.membership_every_s)):
         turn.set_watch(probing_membership=True, probed_membership_at_s=turn.now)
         turn.order(ProbeMembership(generation=turn.state.seen.generation))
+
+
+def _period(turn: Turn, every_s: float) -> float:
+    """While a start waits for the answer, ask more often: it is sparkd's own share of the start."""
+    waited_for = turn.lead.phase in {Phase.FORMING, Phase.STARTING_API}
+    return min(every_s, STARTING_EVERY_S) if waited_for else every_s
 
 
 def probe_engine(turn: Turn) -> None:
     """Ask for health and counters when the period is over; one question at a time."""
     watch = turn.lead.watch
-    if watch.probing_engine or not turn.due(watch.probed_engine_at_s + turn.policy.engine_every_s):
+    every_s = _period(turn, turn.policy.engine_every_s)
+    if watch.probing_engine or not turn.due(watch.probed_engine_at_s + every_s):
         return
     turn.set_watch(probing_engine=True, probed_engine_at_s=turn.now)
     turn.order(ProbeEngine(generation=turn.state.seen.generation))
