@@ -214,16 +214,15 @@ def add_lab_parts(env: pathlib.Path) -> None:
 
 def clear_place(env: pathlib.Path) -> None:
     """Remove what an earlier build left; refuse to remove anything else."""
+    removed = env.with_name(env.name + ".removed")
+    shutil.rmtree(removed, ignore_errors=True)
     if not env.exists() or not any(env.iterdir()):
         return
     if not (env / MARKER).exists() and not (env / BUILDING).exists():
         raise EngineEnvError(f"{env} holds something else: name an empty or a new directory with --dir.")
     say(f"removing an unfinished or outdated environment in {env}")
-    end = time.monotonic() + 30.0
-    while env.exists():
-        shutil.rmtree(
-            env, ignore_errors=time.monotonic() < end
-        )  # a killed builder's last child ends by itself
+    env.rename(removed)  # first out of the way: a killed builder's last child may still be writing
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def require_disk(env: pathlib.Path) -> None:
