@@ -51,8 +51,9 @@ class RealStage:
             await self.cluster.phase("failing", 120)
 
     async def generate(self) -> str:
-        """Ask the API from inside the head's namespace."""
-        return await asyncio.to_thread(by_hand.complete, self._where.head)
+        """Ask the API from inside the head's namespace; random weights may well say nothing printable."""
+        text = await asyncio.to_thread(by_hand.complete, self._where.head)
+        return f"{by_hand.TOKENS} tokens: {text!r}"
 
     def close(self) -> None:
         """Remove the working directory, keep the logs."""

@@ -87,6 +87,7 @@ class Daemon:
             stack.push_async_callback(self._close)
             await self._listen(stack)
             _on_signals(self._asked_to_end)
+            self._outside.kernel.start()
             for task in self._tasks():
                 stack.callback(task.cancel)
             node, cluster = self._loaded.node.name, self._loaded.cluster
@@ -112,12 +113,16 @@ class Daemon:
             status=self._people.status_message,
             reports=self._people.reports,
         )
-        await _started(peer_view.start([(address, api.peer_port) for address in api.peer_addresses]))
+        starting = peer_view.start([(address, api.peer_port) for address in api.peer_addresses])
+        where = f"{' and '.join(api.peer_addresses)} port {api.peer_port}"
+        await _started(starting, f"the peer view cannot listen on {where}", "api.peer_port")
         stack.push_async_callback(peer_view.stop)
         served = http_api.listen(http_api.make_app(self._people.http_views()), api.address, api.port)
-        stack.push_async_callback((await _started(served)).cleanup)
-        asked = operator_api.make_app(self._people.operator_views())
-        socket = await _started(operator_api.listen(asked, Path(api.socket)))
+        where = f"{api.address} port {api.port}"
+        page = await _started(served, f"the page cannot listen on {where}", "api.port")
+        stack.push_async_callback(page.cleanup)
+        asked = operator_api.listen(operator_api.make_app(self._people.operator_views()), Path(api.socket))
+        socket = await _started(asked, f"the operator socket cannot listen on {api.socket}", "api.socket")
         stack.push_async_callback(socket.cleanup)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
@@ -212,12 +217,16 @@ def _take_lock(directory: Path) -> StateLock:
         raise AppError(str(error)) from error
 
 
-async def _started(starting: Awaitable[Any]) -> Any:
+async def _started(starting: Awaitable[Any], failed: str, key: str) -> Any:
     """Await the start of a listener; what it cannot have is told with what to do."""
     try:
         return await starting
-    except (http_api.ExposedWithoutTokenError, OSError) as error:
+    except http_api.ExposedWithoutTokenError as error:
         raise AppError(str(error)) from error
+    except OSError as error:
+        # asyncio repeats the address before what the system said.
+        why = (error.strerror or str(error)).rpartition(": ")[2]
+        raise AppError(f"{failed}: {why}; end who has it, or change {key}") from error
 
 
 def _on_signals(handle: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from sparkd.adapters.children import Children
+from sparkd.adapters.kernel import KernelLog
 from sparkd.adapters.logfiles import LogFiles
 from sparkd.adapters.model_files import LocalModel
 from sparkd.adapters.mqtt import BrokerOptions, MqttBus
@@ -48,6 +49,7 @@ class Outside:
 
     units: Children
     pump: LogPump
+    kernel: KernelLog
     bus: MqttBus
     api: VllmApi
     ray: GcsTable
@@ -55,7 +57,7 @@ class Outside:
 
     async def close(self) -> None:
         """Release everything; no unit is ended."""
-        for part in (self.pump, self.units, self.api, self.ray):
+        for part in (self.kernel, self.pump, self.units, self.api, self.ray):
             await part.close()
 
 
@@ -66,6 +68,8 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
     pump = LogPump(Intake(node.name, packaged_catalogue(), read_line, _places(loaded)), clock, told.emit)
     ray_logs = [f"{spec.ray_temp_dir}/session_latest/logs/{name}" for name in RAY_LOGS]
     pump.files = LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs})
+    kernel = KernelLog(loaded.paths.kernel_log, pump.feed)
+    pump.drain_host = kernel.drain
     units = Children(loaded.cluster, node.name, log_dir, told.emit)
     bus = _bus(loaded, instance, clock, told)
     api = VllmApi(_api_host(loaded), spec.api_port, spec.served_name, clock, api_key=loaded.api_key)
@@ -83,7 +87,7 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
         render=_renderer(loaded),
         end=told.end,
     )
-    return Outside(units, pump, bus, api, ray, world)
+    return Outside(units, pump, kernel, bus, api, ray, world)
 
 
 def _bus(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> MqttBus:

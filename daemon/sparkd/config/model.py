@@ -203,6 +203,7 @@ class PathsSection(Section):
     state_dir: t.AbsolutePath = PATHS.state_dir
     log_dir: t.AbsolutePath = PATHS.log_dir
     run_dir: t.AbsolutePath = PATHS.run_dir
+    kernel_log: t.AbsolutePath | Literal[""] = PATHS.kernel_log
 
 
 class File(BaseSettings):

@@ -52,11 +52,17 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where this daemon keeps things: what must survive, logs of units, what may go with a reboot."""
+    """Where this daemon keeps things, and where it reads.
+
+    Attributes:
+        state_dir, log_dir, run_dir: what must survive, logs of units, what may go with a reboot.
+        kernel_log: the kernel's records, or what stands in for them; empty = not read.
+    """
 
     state_dir: str = "/var/lib/sparkd"
     log_dir: str = "/var/log/sparkd"
     run_dir: str = "/run/sparkd"
+    kernel_log: str = "/dev/kmsg"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def _swept(turn: Turn, event: ev.LeftoversSwept) -> None:
 
 
 def _broker(turn: Turn, event: ev.BrokerChanged) -> None:
-    turn.set_state(broker=event.connected, broker_since_s=turn.now)
+    turn.set_state(broker=event.connected, broker_since_s=turn.now, broker_why=event.reason)
 
 
 def _report(turn: Turn, event: ev.ReportReceived) -> None:

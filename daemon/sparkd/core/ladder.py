@@ -42,7 +42,7 @@ Rung = Callable[[Settings, Need, Floors], tuple[Settings, str] | None]
 
 def gib(value: float) -> str:
     """Return bytes as a person reads them."""
-    return f"{value / GIB:.1f} GiB"
+    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / (1 << 20):.0f} MiB"
 
 
 def need_of(

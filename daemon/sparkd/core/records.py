@@ -56,6 +56,23 @@ class MessageDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerChanged:
+    """A peer's daemon can be ordered from now on, or cannot any more, and why."""
+
+    node: str
+    present: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """The session with the broker came, or is gone, and why."""
+
+    connected: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """When the stages of one failure were reached, monotonic seconds; None = not reached.
 
@@ -140,6 +157,8 @@ Record = (
     | WaitingFor
     | UnitChanged
     | MessageDropped
+    | PeerChanged
+    | SessionChanged
     | IncidentOpened
     | Remedied
     | IncidentClosed

@@ -86,7 +86,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another node, as far as it is known."""
+    """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet."""
 
     node: str
     status: MemberStatus | None = None
@@ -101,6 +101,7 @@ class Peer:
     probed_at_s: float = float("-inf")
     probe_reason: str = ""
     telemetry: Telemetry | None = None
+    told_present: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,8 @@ class State:
     Attributes:
         seen: the highest stamp ever seen by this node (on disk before any command runs).
         coordinator: None on workers.
+        broker_why: why there is no session with the broker, as it was last said.
+        told_session: what people were last told of that session, None = nothing yet.
         ending: EndDaemon was ordered.
         wake_at_s: the core's next deadline, None = none.
     """
@@ -204,6 +207,8 @@ class State:
     seen: Stamp = NO_STAMP
     broker: bool = False
     broker_since_s: float = 0.0
+    broker_why: str = ""
+    told_session: bool | None = None
     leaving_since_s: float | None = None
     ending: bool = False
     wake_at_s: float | None = None

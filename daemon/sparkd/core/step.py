@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkd.core import coordinator, member, publish
+from sparkd.core import coordinator, member, publish, told
 from sparkd.core.commands import Command
 from sparkd.core.events import Event
 from sparkd.core.fold import fold
@@ -41,6 +41,7 @@ def step(state: State, event: Event, now: float, policy: Policy) -> Step:
         # The member's answer to a new intent may be there at once: nothing waits for another event.
         coordinator.decide(turn)
         coordinator.resend(turn)
+    told.tell(turn)
     publish.publish(turn)
     for rule in check(turn.state, policy):
         turn.note(InvariantBroken(rule=rule))

@@ -15,9 +15,11 @@ from sparkd.core.records import (
     IncidentOpened,
     InvariantBroken,
     MessageDropped,
+    PeerChanged,
     PhaseChanged,
     Record,
     Remedied,
+    SessionChanged,
     SettingsAdopted,
     StampAdvanced,
     UnitChanged,
@@ -110,6 +112,8 @@ def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
     match record:
         case PhaseChanged() | WaitingFor() | UnitChanged() | MessageDropped():
             return logging.INFO, _EVENTS[type(record)], asdict(record)
+        case PeerChanged(present=there) | SessionChanged(connected=there):
+            return logging.INFO if there else logging.WARNING, _EVENTS[type(record)], asdict(record)
         case StampAdvanced(seen=seen):
             return logging.INFO, "stamp_advanced", asdict(seen)
         case IncidentOpened():
@@ -132,6 +136,8 @@ _EVENTS: dict[type[Any], str] = {
     WaitingFor: "waiting_for",
     UnitChanged: "unit_changed",
     MessageDropped: "message_dropped",
+    PeerChanged: "peer_changed",
+    SessionChanged: "session_changed",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from sparkd.core.events import SignalSeen
 from sparkd.intake.pump import Batch, Intake
@@ -11,6 +12,8 @@ from sparkd.words import UnitName
 
 TICK_EVERY_S = 0.25
 """Period in which reports that fell silent are closed."""
+HOST = 0
+"""The generation of sources that belong to the host and not to one start of the engine (kernel log)."""
 
 
 class LogPump:
@@ -20,12 +23,13 @@ class LogPump:
         self.repeated = 0
         self.dropped = 0
         self.files: Sources | None = None
+        self.drain_host: Callable[[], Awaitable[None]] | None = None
         self._intake = intake
         self._clock = clock
         self._emit = emit
 
-    def feed(self, source: str, unit: UnitName, generation: int, chunk: bytes) -> None:
-        """Take a chunk of one source."""
+    def feed(self, source: str, unit: UnitName | None, generation: int, chunk: bytes) -> None:
+        """Take a chunk of one source; `unit` None = a source of the host."""
         self._tell(self._intake.feed(source, unit, generation, chunk, self._clock.now()))
 
     def open(self, unit: UnitName, generation: int) -> None:
@@ -37,7 +41,11 @@ class LogPump:
         """Read every source of the generation to its end, with what was unfinished in it."""
         if self.files is not None:
             await self.files.drain(generation)
+        if self.drain_host is not None:
+            await self.drain_host()
         self._tell(self._intake.end_all(generation, self._clock.now()))
+        # What the host told of this generation may be told again of the next: there it is news.
+        self._tell(self._intake.end_all(HOST, self._clock.now()))
 
     async def close(self) -> None:
         """Stop following."""
