@@ -45,7 +45,12 @@ class NodeSetup:
         """Return the variables of the daemon."""
         base = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         paths = {f"SPARKD_PATHS__{kind.upper()}_DIR": str(self.directory / kind) for kind in ("state", "run")}
-        return {**base, **common, **paths, "SPARKD_PATHS__LOG_DIR": str(self.directory / "log"), **self.env}
+        own = {
+            "SPARKD_PATHS__LOG_DIR": str(self.directory / "log"),
+            # The nodes share this machine's kernel: each would take the other's records for its own.
+            "SPARKD_PATHS__KERNEL_LOG": "",
+        }
+        return {**base, **common, **paths, **own, **self.env}
 
 
 class DaemonProcess:

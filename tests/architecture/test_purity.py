@@ -16,7 +16,7 @@ PURE = [
 MAY_READ_DATA = {"signals/catalogue.py", "signals/loader.py"}
 BANNED_MODULES = {
     "asyncio", "datetime", "logging", "os", "pathlib", "random", "secrets", "shutil", "signal", "socket",
-    "structlog", "subprocess", "tempfile", "threading", "time", "uuid", "aiohttp", "aiomqtt", "grpc", "psutil",
+    "structlog", "subprocess", "tempfile", "threading", "time", "uuid", "aiohttp", "aiomqtt", "grpc",
 }  # fmt: skip
 IDS = {"ids": lambda path: str(path.relative_to(PACKAGE))}
 

@@ -151,7 +151,7 @@ def test_all_errors_at_once(place):
         ({"timeouts__verify_deadline_s": 120}, "= 120 s: must be below timeouts.no_progress_s = 120 s"),
         ({"timeouts__no_progress_s": 300}, "must be below engine.vllm.execute_timeout_s = 300 s"),
         ({"engine__ray__health_failures": 40}, "= 120 s: must be below timeouts.no_progress_s = 120 s: Ray"),
-        ({"timeouts__membership_every_s": 10}, "= 10 s: must be below timeouts.membership_silence_s"),
+        ({"timeouts__membership_every_s": 30}, "= 30 s: must be below timeouts.membership_silence_s"),
         ({"timeouts__status_every_s": 10}, "= 10 s: must be below timeouts.peer_silence_s = 10 s"),
         ({"timeouts__stall_s": 600}, "= 600 s: must be below timeouts.phase_budget_s.loading_weights"),
         ({"recovery__backoff_base_s": 300}, "= 300 s: must be below recovery.backoff_max_s = 300 s"),

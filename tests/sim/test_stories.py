@@ -568,3 +568,30 @@ def test_evidence_that_is_no_longer_kept_is_not_waited_for_for_ever() -> None:
 
     peer = world.head.state.peer("spark-b")
     assert peer.received_seq == peer.status.report_seq == 200
+
+
+def test_an_old_status_of_an_instance_that_was_never_heard_ends_nothing() -> None:
+    """Recorded before this daemon started and said again: it cannot name this daemon's instance."""
+    from dataclasses import replace
+
+    world = started()
+    status = world.head.state.peer("spark-b").status
+    old = replace(status, instance="spark-b#0", heard=(("spark-a", "spark-a#0"),), units=())
+
+    world.tell(world.head, ev.StatusReceived(old, ev.Path.MQTT))
+    world.run_for(60)
+
+    assert (world.phase, world.generation) == (Phase.SERVING, 1)
+    assert [r.reason for r in world.records(MessageDropped)] == ["not_fresh"]
+
+
+def test_what_a_launch_needs_is_looked_for_anew_after_each_end() -> None:
+    world = started()
+    world.model_ready["spark-b"] = False
+
+    world.kill("spark-a", SERVE)
+    world.run_until(in_phase(world, Phase.WAITING))
+    world.run_for(60)
+
+    assert world.phase is Phase.WAITING
+    assert world.head.state.coordinator.waiting == ("spark-b: model files incomplete",)

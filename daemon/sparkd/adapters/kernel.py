@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 Feed = Callable[[str, UnitName | None, int, bytes], None]
 
 SOURCE = "kernel"
-# The dump of one OOM kill is up to 100 KiB; taking in 64 KiB occupies the loop for a few milliseconds.
+# The dump of one OOM kill is up to 100 KiB; 64 KiB occupy the loop for some 10 ms.
 TURN_BYTES = 64 * 1024
 REST_S = 0.05
 # Period of looking at a plain file, which cannot wake anybody.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -196,7 +197,9 @@ async def _start_broker(loaded: Loaded, clock: MonotonicClock, stack: contextlib
     try:
         await broker.start()
     except BrokerStartError as error:
-        raise AppError(str(error)) from error
+        cause = error.__cause__
+        late = isinstance(cause, OSError) and cause.errno == errno.EADDRNOTAVAIL
+        raise AppError(str(error), 1 if late else EX_CONFIG) from error
     stack.push_async_callback(broker.stop)
 
 

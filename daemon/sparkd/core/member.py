@@ -93,6 +93,8 @@ def _start_wanted(turn: Turn, intent: Intent) -> None:
 def _start(turn: Turn, name: UnitName, intent: Intent) -> None:
     if not alive(turn) and turn.member.memory is not None:
         turn.set_member(baseline_bytes=turn.member.memory.available_bytes)
+    # What was there for this start may be gone at the next one: it is looked for anew after the end.
+    turn.set_member(ready=None, not_ready=None, checked_at_s=float("-inf"))
     generation = intent.stamp.generation
     _take_back_answers(turn, generation)
     set_unit(turn, Unit(unit=name, generation=generation, state=UnitState.STARTING, since_s=turn.now))

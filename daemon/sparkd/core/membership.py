@@ -8,8 +8,9 @@ again, and an order acts only where it names the addressee's instance.
 from __future__ import annotations
 
 from sparkd.core.events import IntentReceived, MembershipObserved, Path, StatusReceived
-from sparkd.core.messages import Intent, MemberStatus
+from sparkd.core.messages import Intent, MemberStatus, UnitState
 from sparkd.core.policy import Policy
+from sparkd.core.records import PeerChanged
 from sparkd.core.state import RETIRED_MAX, Peer, State
 from sparkd.core.turn import Turn
 
@@ -37,6 +38,13 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
     changed = before is not None and before.instance != status.instance
     retired = (*peer.retired, before.instance)[-RETIRED_MAX:] if before and changed else peer.retired
     fresh = event.path is Path.HTTP or (turn.state.node, turn.state.instance) in status.heard
+    if changed and not fresh:
+        # It names an instance of ours that is gone, or none: an old message, or one that is about to be
+        # said again. Nothing is given up for it.
+        turn.drop("status", "not_fresh", status.node)
+        return
+    if changed:
+        turn.note(PeerChanged(node=status.node, present=True, reason="its sparkd was started anew"))
     by_mqtt = event.path is Path.MQTT
     turn.set_peer(
         peer,
@@ -113,6 +121,8 @@ def _own_missing(turn: Turn) -> list[str]:
     member = turn.member
     if not member.swept:
         return [f"{turn.state.node}: looking for processes of an earlier daemon"]
+    if any(unit.alive for unit in member.units):
+        return []  # looked for after its end: first the fence
     return _not_ready(turn.state.node, ready=member.ready, why=member.not_ready)
 
 
@@ -128,6 +138,8 @@ def _peer_missing(turn: Turn, peer: Peer) -> list[str]:
         return [f"{peer.node}: looking for processes of an earlier daemon"]
     if status.refused is not None and status.refused in ("plan_differs", "rendering_changed"):
         return [f"{peer.node}: refuses the plan: {status.refused}"]
+    if any(unit.state is not UnitState.GONE for unit in status.units):
+        return []
     return _not_ready(peer.node, ready=status.ready, why=status.not_ready)
 
 

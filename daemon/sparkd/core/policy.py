@@ -92,7 +92,7 @@ class Policy:
     phase_budget_s: tuple[tuple[Phase, float], ...] = PHASE_BUDGETS
     stall_s: float = 180.0
     membership_every_s: float = 1.0
-    membership_silence_s: float = 10.0
+    membership_silence_s: float = 30.0
     engine_every_s: float = 2.0
     canary_idle_s: float = 60.0
     no_progress_s: float = 120.0

@@ -53,6 +53,6 @@ def _why_absent(turn: Turn, peer: Peer) -> str:
     if status.leaving:
         return "its sparkd has left"
     if not peer.fresh:
-        return "its sparkd was started anew and has not heard this one yet"
+        return "it is heard, but has not heard this daemon"
     silence = f"nothing heard through the broker for {turn.policy.peer_silence_s:g} s"
     return silence if turn.state.broker else f"{silence}, the session with it is gone"
