@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab clean setup
+.PHONY: demo test lint lab contract clean setup
 
 setup: $(VENV)/.complete
 
@@ -29,6 +29,11 @@ test: setup
 lab: setup
 	@bash tests/packages.sh iproute2
 	$(BIN)/python -m lab $(ARGS)
+
+# The checks that hold the stand-in engine to the real programs, against the real programs (about 10 minutes).
+contract: setup
+	SPARKD_ENGINE_ENV=$$($(BIN)/python -m lab.engine_env | tail -1) \
+	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py $(ARGS)
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
