@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cluster import Cluster, NodeSetup, free_port
+import aiohttp
+import aiomqtt
+
+from cluster import Cluster, DeadlineError, Event, NodeSetup, free_port, stamped_processes
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
+PROGRAMS = ROOT / "tests" / "standin" / "bin"
 HEAD = "127.0.0.2"
 NODES = {"spark-a": HEAD, "spark-b": "127.0.0.3"}
 SHARDS = 39
@@ -44,7 +52,7 @@ served_name = "qwen-demo"
 backend = "{backend}"
 path = "{bin}:/usr/bin:/bin"
 home = "{home}"
-env = {{ SPARKD_STANDIN_FAULTS = "{faults}", SPARKD_STANDIN_PYTHON = "{python}" }}
+env = {{ SPARKD_STANDIN_FAULTS = "{faults}", SPARKD_STANDIN_PYTHON = "{python}"{env} }}
 
 [engine.ray]
 version = "2.60.0"
@@ -58,6 +66,7 @@ api_port = {api}
 master_port = {master}
 
 [broker]
+host = "{broker_host}"
 port = {broker}
 
 [recovery]
@@ -89,11 +98,70 @@ class Standin:
         path = self.directory / "spark-a" / "log" / str(generation) / "serve.log"
         return path.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
 
+    def page_port(self, node: str) -> int:
+        """Return the port of the node's page."""
+        return int(self.cluster.daemons[node].setup.env["SPARKD_API__PORT"])
+
+    async def get(self, node: str, path: str) -> tuple[int, str]:
+        """Return (status, text) of what the node's page answers."""
+        timeout = aiohttp.ClientTimeout(total=10)
+        url = f"http://127.0.0.1:{self.page_port(node)}{path}"
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
+            return answer.status, await answer.text()
+
+    def pids(self, node: str, word: str) -> list[int]:
+        """Return the pids of the node's engine whose command line has the word."""
+        found = []
+        for pid in stamped_processes(self.name, node):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            except OSError:
+                continue
+            if word.encode() in line:
+                found.append(pid)
+        return sorted(found)
+
+    async def recovered(self, start: int, deadline_s: float = 60.0) -> tuple[Event, Event]:
+        """Return (remedied, incident_closed) after index *start* of the head's events."""
+        head = self.cluster.head
+        judged = await head.wait(lambda e: e["event"] == "remedied", deadline_s, start)
+        closed = await head.wait(lambda e: e["event"] == "incident_closed", deadline_s, start)
+        return judged, closed
+
+    async def leave_garbage(self) -> None:
+        """Leave retained garbage on every topic that daemons are going to hear."""
+        async with aiomqtt.Client(HEAD, self.ports["broker"], identifier="mallory") as mallory:
+            for topic in ("intent", "node/spark-a/status", "node/spark-b/status", "node/spark-b/will"):
+                await mallory.publish(f"sparkd/{self.name}/{topic}", os.urandom(99), qos=1, retain=True)
+
     def forget(self) -> None:
         """Remove what had to stand elsewhere."""
         for path in self.ray_dirs:
             if not path.is_relative_to(self.directory):
                 shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def is_event(name: str) -> Callable[[Event], bool]:
+    """Return what tells the events of that name."""
+    return lambda event: bool(event["event"] == name)
+
+
+async def until(asked: Callable[[], Awaitable[T]], holds: Callable[[T], object], deadline_s: float) -> T:
+    """Ask again and again until the answer holds; return it. Who cannot answer yet is asked again."""
+    answer: object = "nothing"
+    try:
+        async with asyncio.timeout(deadline_s):
+            while True:
+                try:
+                    found = await asked()
+                    answer = found
+                    if holds(found):
+                        return found
+                except (OSError, aiohttp.ClientError) as error:
+                    answer = error
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise DeadlineError(f"not so within {deadline_s} s; the last answer: {answer!r}"[:4000]) from None
 
 
 def write_faults(directory: Path, faults: Any) -> None:
@@ -111,21 +179,39 @@ def make(
     faults: tuple[dict[str, Any], ...] = (),
     timeouts: str = "",
     page_port: int | None = None,
+    programs: Path = PROGRAMS,
+    env: dict[str, str] | None = None,
+    broker: tuple[str, int] | None = None,
 ) -> Standin:
-    """Write everything that the cluster needs below *directory*; nothing is started."""
+    """Write everything that the cluster needs below *directory*; nothing is started.
+
+    Args:
+        directory: is made; holds everything of the cluster.
+        name: the cluster's.
+        backend: the engine's.
+        faults: the engine's.
+        timeouts: further lines of [timeouts].
+        page_port: of the head's page; any free one where it is not given.
+        programs: the directory of `ray` and `vllm`.
+        env: further variables of the engine.
+        broker: (host, port) of another broker than the embedded one.
+    """
     directory.mkdir(parents=True)
     (directory / "home").mkdir()
     write_faults(directory, faults)
     ports = {part: free_port(HEAD) for part in ("ray", "api", "master", "broker", "peer")}
+    host, ports["broker"] = broker or ("", ports["broker"])
     text = CONFIG.format(
         cluster=name,
         model=make_model(directory / "model"),
         backend=backend,
-        bin=ROOT / "tests" / "standin" / "bin",
+        bin=programs,
+        env="".join(f', {name} = "{value}"' for name, value in (env or {}).items()),
         home=directory / "home",
         faults=directory / "faults.json",
         python=sys.executable,
         timeouts=timeouts,
+        broker_host=host,
         **ports,
     )
     config = directory / "sparkd.toml"

@@ -276,8 +276,9 @@ def test_the_newcomer_of_two_twins_is_told(run) -> None:
     run(test)
 
 
-def test_ending_never_hangs(run) -> None:
+def test_ending_never_hangs(run, monkeypatch) -> None:
     """A bus can be ended at any moment, also just when the broker answers."""
+    monkeypatch.setattr(mqtt, "LISTEN_S", 0.01)
 
     async def test(broker: Broker) -> None:
         async with head(broker.port) as one:

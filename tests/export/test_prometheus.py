@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import socket
 import subprocess
-import time
-import urllib.parse
-import urllib.request
-from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).parents[2]
-ETC = PROJECT / "etc" / "prometheus"
+from export.prometheus import ETC, PROMETHEUS, filled_in, prometheus, queries
+
 PROMTOOL = shutil.which("promtool")
-PROMETHEUS = shutil.which("prometheus")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 needs_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
-DEADLINE_S = 60
 
 # Queries that may find nothing on a healthy cluster, with the reason.
 MAY_BE_EMPTY = {}
@@ -52,89 +44,21 @@ def test_promtool_is_content(arguments):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def get(url, **query):
-    """Return the parsed answer of Prometheus, which says in its body what was wrong with a query."""
-    target = f"{url}?{urllib.parse.urlencode(query)}" if query else url
-    try:
-        with urllib.request.urlopen(target, timeout=10) as answer:  # noqa: S310 - loopback
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return json.load(error)
-
-
-def until(condition, process):
-    deadline = time.monotonic() + DEADLINE_S
-    tick = process.poll
-    while time.monotonic() < deadline:
-        assert tick() is None, "prometheus ended"
-        try:
-            if condition():
-                return
-        except (OSError, ValueError):
-            pass
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-    pytest.fail("the deadline passed")
-
-
 @pytest.fixture(scope="module")
-def prometheus(scrape_target, tmp_path_factory):
-    """A real Prometheus that has scraped a whole life; yields the address of its API."""
+def scraped(scrape_target, tmp_path_factory):
+    """A real Prometheus that has scraped a whole life."""
     folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "prometheus.yml").write_text(CONFIG.format(address=scrape_target.address))
-    port = free_port()
-    command = [
-        PROMETHEUS,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--log.level=error",
-    ]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            until(scrape_target.lived.is_set, process)
-            url = f"http://127.0.0.1:{port}/api/v1/"
-            until(lambda: get(f"{url}query", query="up{job='vllm'} == 1")["data"]["result"], process)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def queries():
-    """Yield (panel, expression) of everything that the dashboard asks."""
-    board = json.loads((PROJECT / "etc" / "grafana" / "sparkd-cluster.json").read_text())
-    for panel in board["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
-    for annotation in board["annotations"]["list"]:
-        yield annotation["name"], annotation["expr"]
-
-
-def filled_in(expression):
-    """Return the expression with the values that Grafana would put in."""
-    values = {"$cluster": "spark", "$__rate_interval": "10s", "$__range": "1m", "$__interval": "1s"}
-    for name, value in values.items():
-        expression = expression.replace(name, value)
-    assert "$" not in expression
-    return expression
+    with prometheus(folder, CONFIG.format(address=scrape_target.address)) as running:
+        running.until(scrape_target.lived.is_set)
+        running.until(lambda: running.found("up{job='vllm'} == 1"))
+        yield running
 
 
 @needs_prometheus
 @pytest.mark.process
-@pytest.mark.parametrize(("panel", "expression"), list(queries()))
-def test_a_query_of_the_dashboard_finds_something(prometheus, panel, expression):
-    now = time.time()
-    answer = get(f"{prometheus}query_range", query=filled_in(expression), start=now - 60, end=now, step="1s")
+@pytest.mark.parametrize(("panel", "expression"), queries())
+def test_a_query_of_the_dashboard_finds_something(scraped, panel, expression):
+    answer = scraped.over(filled_in(expression), 60)
 
     assert answer["status"] == "success", f"{panel}: {answer.get('error')}"
     if expression in MAY_BE_EMPTY:
@@ -144,19 +68,19 @@ def test_a_query_of_the_dashboard_finds_something(prometheus, panel, expression)
 
 @needs_prometheus
 @pytest.mark.process
-def test_the_variable_of_the_dashboard_finds_the_cluster(prometheus):
-    answer = get(f"{prometheus}label/cluster/values", **{"match[]": "sparkd_generation"})
+def test_the_variable_of_the_dashboard_finds_the_cluster(scraped):
+    answer = scraped.ask("label/cluster/values", **{"match[]": "sparkd_generation"})
 
     assert answer["data"] == ["spark"]
 
 
 @needs_prometheus
 @pytest.mark.process
-def test_the_life_can_be_read_back(prometheus):
+def test_the_life_can_be_read_back(scraped):
     """Prometheus holds what the records said: one recovery from ray_oom_kill, with its relaunch."""
 
     def value(query):
-        return [result["value"][1] for result in get(f"{prometheus}query", query=query)["data"]["result"]]
+        return [result["value"][1] for result in scraped.found(query)]
 
     assert value("sparkd_relaunches_total{cause='ray_oom_kill'}") == ["1"]
     assert value("sparkd_incidents_total{cause='ray_oom_kill', outcome='recovered'}") == ["1"]

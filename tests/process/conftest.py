@@ -7,6 +7,7 @@ import os
 import signal
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,28 @@ from cluster import stamped_processes
 from standin_cluster import Standin, make
 
 Told = Callable[[Standin], Awaitable[None]]
+Live = Callable[..., Standin]
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[Callable[..., Standin]]:
-    """Return a function that runs a story on a fresh cluster and takes everything down after it."""
+@contextmanager
+def stage(directory: Path) -> Iterator[Live]:
+    """Give a function that runs a story on a fresh cluster and takes everything down after it."""
     names: list[str] = []
 
-    def run(story: Told, **options: Any) -> Standin:
+    def run(
+        story: Told, *, prepare: Callable[[Standin], None] | None = None, start: bool = True, **options: Any
+    ) -> Standin:
+        """Run *story*; *prepare* comes before the daemons, which the story starts itself without *start*."""
         name = f"t{uuid.uuid4().hex[:8]}"
         names.append(name)
-        standin = make(tmp_path / name, name, **options)
+        standin = make(directory / name, name, **options)
 
         async def told() -> None:
             try:
-                await standin.cluster.start()
+                if prepare is not None:
+                    prepare(standin)
+                if start:
+                    await standin.cluster.start()
                 await story(standin)
             finally:
                 await standin.cluster.stop()
@@ -40,7 +48,23 @@ def live(tmp_path: Path) -> Iterator[Callable[..., Standin]]:
         assert not stamped_processes(name)
         return standin
 
-    yield run
-    for name in names:
-        for pid in stamped_processes(name):
-            os.kill(pid, signal.SIGKILL)
+    try:
+        yield run
+    finally:
+        for name in names:
+            for pid in stamped_processes(name):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    """Return a function that runs a story on a fresh cluster and takes everything down after it."""
+    with stage(tmp_path) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """The same for a life that several tests look back at."""
+    with stage(tmp_path_factory.mktemp("lived")) as run:
+        yield run

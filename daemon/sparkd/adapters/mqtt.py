@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -27,6 +26,7 @@ from typing import Any, TypeVar, cast
 import aiomqtt
 import structlog
 
+from sparkd.adapters.mqttreasons import NO_ANSWER, first_of, reason_of
 from sparkd.core.events import (
     BrokerChanged,
     Event,
@@ -64,12 +64,12 @@ TIMEOUT_S = 5.0
 CLOSE_S = 1.0
 INBOX_MAX = 1024
 LOG_EVERY_S = 60.0
-_AUTH_CODES = (
-    134,
-    135,
-)  # MQTT 5 codes to which paho maps 3.1.1's "bad user name or password", "not authorised"
+SETTLE_S = 0.25
+"""Retained messages follow the subscription at once; so long is waited for those of this node's name."""
+LISTEN_S = 3.5
+"""Who finds words of another instance under its own name listens so long before it speaks: a living one
+says telemetry once a second, and three are proof (`wire.twins`)."""
 _REFUSED_FILTER = 128
-NO_ANSWER = "timeout: no answer from the broker"
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -164,6 +164,7 @@ class MqttBus:
         self._tls = broker.context()
         self._connection = 0
         self._said: BrokerChanged | None = None
+        self._listened = self._namesakes = False
 
     async def run(self) -> None:
         """Keep the session up until cancelled."""
@@ -203,15 +204,25 @@ class MqttBus:
             async with _Connected(self._client()) as client:
                 await self._subscribe(client)
                 self._connection += 1
-                self._outbox.connected()
-                self._filled.set()
-                self._say(BrokerChanged(connected=True))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._receive(client), name="mqtt-receive")
+                    await self._listen_first()
+                    self._outbox.connected()
+                    self._filled.set()
+                    self._say(BrokerChanged(connected=True))
                     group.create_task(self._send(client), name="mqtt-send")
         except* aiomqtt.MqttError as errors:
-            reason = _reason(_first(errors))
+            reason = reason_of(first_of(errors))
         return reason
+
+    async def _listen_first(self) -> None:
+        """Before the first word: an elder of this name must not be disturbed, not even by one status."""
+        if self._listened:
+            return
+        await asyncio.sleep(SETTLE_S)
+        if self._namesakes:
+            await asyncio.sleep(LISTEN_S)
+        self._listened = True
 
     def _client(self) -> aiomqtt.Client:
         will = self._encoder.encode(Will(self._node, self._instance, self._connection + 1), self._clock.now())
@@ -276,6 +287,7 @@ class MqttBus:
 
     def _namesake(self, received: Received, *, retained: bool) -> None:
         """Take a message of another instance of this node: retained words of a predecessor inform."""
+        self._namesakes = True
         if retained:
             self._emit(_event(received.message, retained=True))
         elif received.kind is not Kind.WILL:
@@ -370,27 +382,3 @@ def _event(message: Message, *, retained: bool) -> Event:
             return TelemetryReceived(message)
         case Will():
             return WillReceived(message.node, message.instance)
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    found = errors.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
-
-
-def _reason(error: BaseException) -> str:
-    """Return what an operator should read about *error*."""
-    code = getattr(error, "rc", None)
-    if getattr(code, "value", None) in _AUTH_CODES:
-        return f"authentication refused by the broker ({code}): check user name and password"
-    if isinstance(error.__cause__, Exception):  # what aiomqtt says of a session that broke
-        return f"connection lost: {error.__cause__}"
-    match error.__context__:  # aiomqtt hides what the socket said of a failed connect, but keeps it
-        case ConnectionRefusedError():
-            return "connection refused: no broker listens at this address and port"
-        case socket.gaierror(strerror=said):
-            return f"name resolution failed: {said}"
-        case ssl.SSLError() as failed:
-            return f"TLS failed: {failed}"
-        case TimeoutError():
-            return NO_ANSWER
-    return str(error) or "connection lost"

@@ -75,6 +75,7 @@ class Daemon:
             store=self._store,
             execute=self._execute,
             observe=self._observe,
+            stepped=self._metrics.stepped,
         )
         told = Callbacks(self._loop.emit, self._twin, self._dropped, self.end)
         self._outside = connect(loaded, self._instance, self._clock, told)

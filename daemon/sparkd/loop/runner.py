@@ -8,7 +8,6 @@ silence. The loop is the only place that holds the state; everybody else gets va
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -43,24 +42,33 @@ class Execute(Protocol):
 
 
 Observer = Callable[[State, Sequence[Record], float], None]
+Stepped = Callable[[float, float], None]
+"""Told of every step: how long it took, its records included, and how late it ran; both in seconds."""
 
 
 class Loop:
     """Runs the core."""
 
     def __init__(
-        self, state: State, policy: Policy, *, clock: Clock, store: Store, execute: Execute, observe: Observer
+        self,
+        state: State,
+        policy: Policy,
+        *,
+        clock: Clock,
+        store: Store,
+        execute: Execute,
+        observe: Observer,
+        stepped: Stepped,
     ) -> None:
         self.state = state
         self.policy = policy
         self.dropped = 0
-        self.steps = 0
-        self.step_seconds = 0.0
         self._clock = clock
         self._store = store
         self._execute = execute
         self._observe = observe
-        self._queue: deque[Event] = deque()
+        self._stepped = stepped
+        self._queue: deque[tuple[Event, float]] = deque()
         self._woken = asyncio.Event()
         self._alive_at_s = clock.now()
 
@@ -69,7 +77,7 @@ class Loop:
         if len(self._queue) >= QUEUE_MAX:
             self.dropped += 1
             return
-        self._queue.append(event)
+        self._queue.append((event, self._clock.now()))
         self._woken.set()
 
     @property
@@ -101,21 +109,20 @@ class Loop:
         self._alive_at_s = now
         if gap_s > TURN_S + STALL_S:
             log.warning("loop stalled", gap_s=round(gap_s, 1))
-            await self._step(LoopStalled(gap_s=gap_s))
+            await self._step(LoopStalled(gap_s=gap_s), now)
         while self._queue:
-            await self._step(self._queue.popleft())
+            await self._step(*self._queue.popleft())
         self._woken.clear()
         deadline_s = next_deadline(self.state)
         if deadline_s is not None and deadline_s <= self._clock.now():
-            await self._step(TimerFired())
+            await self._step(TimerFired(), deadline_s)
 
-    async def _step(self, event: Event) -> None:
-        started = time.perf_counter()
-        result = step(self.state, event, self._clock.now(), self.policy)
-        self.step_seconds += time.perf_counter() - started
-        self.steps += 1
+    async def _step(self, event: Event, due_s: float) -> None:
+        begun_s = self._clock.now()
+        result = step(self.state, event, begun_s, self.policy)
         self.state = result.state
         await self._commit(result)
+        self._stepped(self._clock.now() - begun_s, begun_s - due_s)
 
     async def _commit(self, result: Step) -> None:
         """Durable before done: records first, then whoever watches, then the effects."""
