@@ -174,7 +174,7 @@ class World:
         node = self.nodes[node.name]
         if not node.up:
             return
-        result = step(node.state, event, self.now, node.policy)
+        result = step(node.state, (event,), self.now, node.policy)
         node.state = result.state
         node.records += result.records
         broken = [r for r in result.records if isinstance(r, InvariantBroken)]

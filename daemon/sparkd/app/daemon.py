@@ -63,6 +63,7 @@ class Daemon:
         self._instance = uuid.uuid4().hex
         self._ended = asyncio.Event()
         self._exit_code = 0
+        self._asked = False
         _make_directories(loaded)
         self._lock = _take_lock(Path(loaded.paths.state_dir))
         self._store = DiskStore(Path(loaded.paths.state_dir), asked=policy.settings, wall=time.time)
@@ -159,8 +160,9 @@ class Daemon:
 
     def _asked_to_end(self) -> None:
         """First: end this node's part of the engine, then this daemon. Again: end at once."""
-        if self._loop.state.leaving_since_s is not None:
+        if self._asked:
             self.end(1)
+        self._asked = True
         log.info("ending", note="stops this node's part of the engine first; a second signal ends at once")
         self._loop.emit(OperatorAsked(verb=Verb.SHUTDOWN, by="signal"))
 
@@ -175,6 +177,7 @@ class Daemon:
     async def _close(self) -> None:
         await self._executor.close()
         await self._outside.close()
+        await self._loop.flush()
         await self._store.close()
         self._lock.release()
 

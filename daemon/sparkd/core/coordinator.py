@@ -23,6 +23,10 @@ from sparkd.words import Backend, Phase, Stamp, UnitName
 PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
 """Safe points: nothing is half done there."""
 
+RESTING = (Phase.STOPPING, Phase.STOPPED)
+KILL_PATIENCE_S = 6.0
+"""After SIGKILL a tree is empty or proved unkillable within 5 s (`adapters.children`), and it is said."""
+
 MOVES_MAX = 8
 """More moves in one step than any chain of the table needs: a bound, not a schedule."""
 
@@ -80,7 +84,7 @@ def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
     ended = (
         unit.state in (UnitState.EXITED, UnitState.GONE) or unit.code is not None or unit.signal is not None
     )
-    if ended and unit.generation == turn.state.seen.generation:
+    if ended and unit.generation == turn.lead.generation:
         exit_ = UnitExit(
             node=node,
             unit=unit.unit,
@@ -96,7 +100,8 @@ def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
 def _obey(turn: Turn) -> None:
     """What a person or a leaving node asks goes before what the phase would do."""
     phase = turn.lead.phase
-    if not turn.lead.target and phase not in (Phase.STOPPING, Phase.STOPPED, Phase.IDLE):
+    resting = RESTING if turn.lead.stop_wanted else (*RESTING, Phase.IDLE)
+    if not turn.lead.target and phase not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
     elif phase in LIVE and (leaving := _leaving(turn)):
         turn.move(Phase.FENCING, f"{leaving} is leaving")
@@ -201,12 +206,28 @@ def _escalated(turn: Turn) -> None:
 
 def _stopping(turn: Turn) -> None:
     """Down in order: serve, then Ray, head first. A node that does not answer is not waited for for ever."""
+    if not turn.lead.epoch and all(is_present(turn, peer) for peer in turn.state.peers):
+        _take_epoch(turn)  # a daemon that never started anything may still find an engine to stop
+    grace_s = turn.policy.stop_grace_s
+    stage_s = grace_s + KILL_PATIENCE_S
+    patient_until_s = turn.lead.phase_since_s + STOP_STAGES * stage_s
     if turn.lead.epoch:
-        fence.demand(turn, _still_wanted(turn), turn.policy.stop_grace_s)
-    limit_s = turn.lead.phase_since_s + 2 * turn.policy.stop_grace_s
-    if not turn.lead.epoch or fence.is_emptied(turn) or turn.due(limit_s):
-        incident.close(turn, "stopped")
-        turn.move(Phase.STOPPED, "stopped as asked")
+        in_order = not turn.due(patient_until_s)
+        fence.demand(turn, _still_wanted(turn) if in_order else {}, grace_s)
+    if not turn.lead.epoch or fence.is_emptied(turn) or turn.due(patient_until_s + stage_s):
+        _note_stopped(turn)
+
+
+STOP_STAGES = 3
+"""serve, the head's Ray, the workers' Ray: each may need its whole grace and a SIGKILL."""
+
+
+def _note_stopped(turn: Turn) -> None:
+    if nodes := fence.unkillable(turn):
+        turn.set_lead(needs=f"reboot {', '.join(nodes)}: processes survive SIGKILL")
+    incident.close(turn, "stopped")
+    turn.set_lead(stop_wanted=False)
+    turn.move(Phase.STOPPED, "stopped as asked")
 
 
 def _still_wanted(turn: Turn) -> fence.Wanted:
@@ -217,6 +238,7 @@ def _still_wanted(turn: Turn) -> fence.Wanted:
         if turn.policy.backend is Backend.MP:
             return {} if UnitName.SERVE not in head_units else workers
         return {head: (UnitName.RAY,), **dict.fromkeys(workers, (UnitName.RAY,))}
+    # The head's Ray first: the workers' stays wanted until it is gone.
     return workers if UnitName.RAY in head_units else {}
 
 
@@ -236,7 +258,9 @@ def _paused(turn: Turn) -> None:
     """Watch and report, change nothing; back to where the pause came from."""
     if turn.lead.paused_from is Phase.SERVING:
         watch.probe_engine(turn)
+        watch.probe_membership(turn)
     if not turn.lead.pause_wanted:
+        watch.renew(turn)
         turn.move(turn.lead.paused_from, "resumed")
 
 

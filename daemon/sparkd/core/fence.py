@@ -1,6 +1,8 @@
 """The fence: every node's explicit answer that an older generation is dead there and its memory back.
 
-Never inferred from elapsed time, from a silence, or from another node's word. A node answers for the intent
+Never inferred from a silence or from another node's word. Death is always observed; memory that does not
+come back is waited for up to `memory_release_s`, and then the next launch is tried all the same.
+A node answers for the intent
 that it has applied (its sequence number), so an answer to an older question does not count.
 """
 
@@ -24,7 +26,7 @@ def demand(turn: Turn, wanted: Wanted, grace_s: float) -> None:
     policy = turn.policy
     lead = turn.lead
     intent = Intent(
-        stamp=Stamp(lead.epoch, turn.state.seen.generation),
+        stamp=Stamp(lead.epoch, _generation(turn, wanted)),
         seq=lead.seq,
         coordinator=turn.state.instance,
         node=turn.state.node,
@@ -39,6 +41,13 @@ def demand(turn: Turn, wanted: Wanted, grace_s: float) -> None:
     if lead.intent is not None and _same_level(intent, lead.intent):
         return
     _publish_new(turn, intent)
+
+
+def _generation(turn: Turn, wanted: Wanted) -> int:
+    """Units are wanted of the generation that runs; a fence is about everything that anybody ever saw."""
+    if any(wanted.values()):
+        return turn.lead.generation
+    return turn.state.seen.generation
 
 
 def _same_level(new: Intent, old: Intent) -> bool:
@@ -66,6 +75,12 @@ def demand_nothing(turn: Turn, grace_s: float) -> None:
     demand(turn, {}, grace_s)
 
 
+def _asked(turn: Turn) -> int:
+    """The generation up to which the intent in force asks for death."""
+    intent = turn.lead.intent
+    return turn.state.seen.generation if intent is None else intent.stamp.generation
+
+
 def has_applied(turn: Turn, peer: Peer) -> bool:
     """Return whether the peer answers for the intent in force."""
     intent, status = turn.lead.intent, peer.status
@@ -79,7 +94,7 @@ def has_applied(turn: Turn, peer: Peer) -> bool:
 
 def is_emptied(turn: Turn) -> bool:
     """Return whether every node has said that no process of the generation or an older one lives."""
-    generation = turn.state.seen.generation
+    generation = _asked(turn)
     own = turn.member.emptied_generation >= generation and not any(u.alive for u in turn.member.units)
     return own and all(
         has_applied(turn, peer) and peer.status is not None and peer.status.emptied_generation >= generation
@@ -89,7 +104,7 @@ def is_emptied(turn: Turn) -> bool:
 
 def is_fenced(turn: Turn) -> bool:
     """Return whether every node is emptied and has its memory back."""
-    generation = turn.state.seen.generation
+    generation = _asked(turn)
     return (
         is_emptied(turn)
         and turn.member.fenced_generation >= generation
@@ -99,7 +114,7 @@ def is_fenced(turn: Turn) -> bool:
 
 def unanswered(turn: Turn) -> tuple[str, ...]:
     """Return, as sentences, whose answer to the fence is missing."""
-    generation = turn.state.seen.generation
+    generation = _asked(turn)
     reasons = []
     if turn.member.fenced_generation < generation:
         reasons.append(f"{turn.state.node}: generation {generation} is not dead yet or its memory not back")

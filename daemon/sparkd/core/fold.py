@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership
+from sparkd.core import incident, member, membership, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import REPORTS_MAX, Peer, Unit, Watch
 from sparkd.core.turn import Turn
 from sparkd.signals.model import Proof, Signal
-from sparkd.words import UnitName
+from sparkd.words import Stamp, UnitName
 
 
 def fold(turn: Turn, event: ev.Event) -> None:
@@ -27,6 +27,7 @@ def fold(turn: Turn, event: ev.Event) -> None:
 
 def _swept(turn: Turn, event: ev.LeftoversSwept) -> None:
     turn.set_member(sweeping=False, swept=True)
+    turn.see(Stamp(0, max(event.generations, default=0)))
     if event.survivors:
         generation = max(event.generations, default=0)
         pids = ", ".join(map(str, event.survivors))
@@ -115,7 +116,7 @@ ESSENTIAL: tuple[tuple[str, str, bool], ...] = (
 def _unit_surveyed(turn: Turn, event: ev.UnitSurveyed) -> None:
     """What is missing before we end anything did not end by our hand: that is evidence."""
     unit = member.find_unit(turn, event.unit, event.generation)
-    if event.unit is not UnitName.RAY or unit is None or unit.pid is None:
+    if event.unit is not UnitName.RAY or unit is None or not unit.established:
         return
     for name, cause, head_only in ESSENTIAL:
         if name not in event.names and (turn.policy.is_head or not head_only):
@@ -131,7 +132,7 @@ def _unit_emptied(turn: Turn, event: ev.UnitEmptied) -> None:
 
 def _unit_unkillable(turn: Turn, event: ev.UnitUnkillable) -> None:
     unit = member.find_unit(turn, event.unit, event.generation)
-    if unit is not None:
+    if unit is not None and unit.state is not UnitState.GONE:
         text = f"pids {', '.join(map(str, event.pids))} survive SIGKILL"
         _change(turn, unit, text, state=UnitState.UNKILLABLE, reason=text)
 
@@ -148,10 +149,10 @@ def _drained(turn: Turn, event: ev.SourcesDrained) -> None:
 
 
 def _phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
-    watch = _watch_of(turn, event.generation)
-    if watch is None:
+    seen = _watch_of(turn, event.generation)
+    if seen is None:
         return
-    known = watch.progress
+    known = seen.progress
     phase = event.phase if event.phase is not None else (known.phase if known else None)
     # Progress belongs to the phase that shows it: the shards of a load say nothing of a capture.
     shown = event if event.done is not None or event.phase is not None else known
@@ -159,14 +160,14 @@ def _phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
     turn.set_watch(
         progress=progress,
         progress_at_s=turn.now,
-        kv_cache_bytes=event.kv_cache_bytes or watch.kv_cache_bytes,
-        rate_tok_s=watch.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
+        kv_cache_bytes=event.kv_cache_bytes or seen.kv_cache_bytes,
+        rate_tok_s=seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
     )
 
 
 def _watch_of(turn: Turn, generation: int) -> Watch | None:
     """Return the observations of the running generation where the event is about it."""
-    if turn.state.coordinator is None or generation != turn.state.seen.generation:
+    if turn.state.coordinator is None or generation != turn.lead.generation:
         return None
     return turn.lead.watch
 
@@ -195,21 +196,22 @@ def _membership(turn: Turn, event: ev.MembershipObserved) -> None:
 
 
 def _engine(turn: Turn, event: ev.EngineObserved) -> None:
-    watch = _watch_of(turn, event.generation)
-    if watch is None:
+    before = _watch_of(turn, event.generation)
+    if before is None:
         return
-    tokens = event.tokens_total if event.tokens_total is not None else watch.tokens_total
-    grew = event.tokens_total is not None and event.tokens_total != watch.tokens_total
+    tokens = event.tokens_total if event.tokens_total is not None else before.tokens_total
+    grew = event.tokens_total is not None and event.tokens_total != before.tokens_total
     busy = (event.running or 0) + (event.waiting or 0) > 0
     known = event.running is not None
-    since_s = watch.outstanding_since_s
+    since_s = before.outstanding_since_s
     if known:
         since_s = (since_s if since_s is not None else turn.now) if busy else None
     turn.set_watch(
         probing_engine=False,
         engine=event,
         tokens_total=tokens,
-        token_at_s=turn.now if grew else watch.token_at_s,
+        token_at_s=turn.now if grew else before.token_at_s,
+        canary_misses=0 if grew else before.canary_misses,
         outstanding_since_s=since_s,
     )
 
@@ -224,7 +226,7 @@ def _canary(turn: Turn, event: ev.CanaryAnswered) -> None:
         canary_ok=event.ok,
         canary_latency_s=event.latency_s if answered else turn.lead.watch.canary_latency_s,
         canary_why=event.reason,
-        canary_misses=0 if answered else turn.lead.watch.canary_misses + 1,
+        canary_misses=0 if answered else turn.lead.watch.canary_misses + (event.ok is False),
         token_at_s=turn.now if answered else turn.lead.watch.token_at_s,
     )
 
@@ -248,12 +250,19 @@ def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
         turn.set_lead(needs="", spent=())
 
 
+_RUN = {
+    "target": True,
+    "pause_wanted": False,
+    "restart_wanted": True,
+    "stop_wanted": False,
+    "shutdown": False,
+}
 _ASKED: dict[ev.Verb, dict[str, bool]] = {
-    ev.Verb.START: {"target": True, "pause_wanted": False, "restart_wanted": True},
-    ev.Verb.STOP: {"target": False, "pause_wanted": False},
+    ev.Verb.START: _RUN,
+    ev.Verb.STOP: {"target": False, "pause_wanted": False, "stop_wanted": True},
     ev.Verb.PAUSE: {"pause_wanted": True},
-    ev.Verb.RESUME: {"target": True, "pause_wanted": False, "restart_wanted": True},
-    ev.Verb.SHUTDOWN: {"target": False, "pause_wanted": False, "shutdown": True},
+    ev.Verb.RESUME: _RUN,
+    ev.Verb.SHUTDOWN: {"target": False, "pause_wanted": False, "stop_wanted": True, "shutdown": True},
 }
 
 
@@ -262,15 +271,7 @@ def _stalled(turn: Turn, event: ev.LoopStalled) -> None:
     now = turn.now
     turn.set_state(peers=tuple(_renewed(peer, now) for peer in turn.state.peers), broker_since_s=now)
     if turn.state.coordinator is not None:
-        watch = turn.lead.watch
-        since_s = None if watch.outstanding_since_s is None else now
-        turn.set_watch(
-            progress_at_s=now,
-            membership_ok_at_s=now,
-            token_at_s=now,
-            outstanding_since_s=since_s,
-            canary_sent_at_s=None if watch.canary_sent_at_s is None else now,
-        )
+        watch.renew(turn)
         turn.set_lead(phase_since_s=turn.lead.phase_since_s + event.gap_s)
 
 
@@ -287,15 +288,25 @@ def _timer(_turn: Turn, _event: ev.TimerFired) -> None:
 
 
 def _command_failed(turn: Turn, event: ev.CommandFailed) -> None:
-    """A probe that broke is a probe that did not answer."""
+    """A probe that broke is a probe that did not answer; nothing else is forgotten for it."""
     turn.drop("command", event.reason, event.command)
-    if turn.state.coordinator is not None:
-        turn.set_watch(probing_membership=False, probing_engine=False, canary_sent_at_s=None)
-    turn.set_state(peers=tuple(replace(peer, probing=False) for peer in turn.state.peers))
-    if event.command == "SweepLeftovers":
-        turn.set_member(sweeping=False)
-    if event.command == "DrainSources":
+    if event.command in _BROKEN_PROBES and turn.state.coordinator is not None:
+        turn.set_watch(**_BROKEN_PROBES[event.command])
+    elif event.command == "ProbePeer":
+        turn.set_state(peers=tuple(replace(peer, probing=False) for peer in turn.state.peers))
+    elif event.command == "SweepLeftovers":
+        turn.set_member(sweeping=False, sweep_after_s=turn.now + SWEEP_PAUSE_S)
+    elif event.command == "DrainSources":
         turn.set_member(drained_generation=turn.member.draining_generation)
+
+
+SWEEP_PAUSE_S = 2.0
+"""Before leftovers are looked for again after it could not be done."""
+_BROKEN_PROBES: dict[str, dict[str, Any]] = {
+    "ProbeMembership": {"probing_membership": False},
+    "ProbeEngine": {"probing_engine": False},
+    "SendCanary": {"canary_sent_at_s": None},
+}
 
 
 def _status(turn: Turn, event: ev.StatusReceived) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sparkd.core import fence, remedy, restart
 from sparkd.core.phases import ENGINE, LIVE, is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Remedied, SettingsAdopted, Times
-from sparkd.core.state import SIGNALS_MAX, Failure, Incident
+from sparkd.core.state import CAUSES_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
 from sparkd.signals.judge import judge
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
@@ -21,7 +21,7 @@ from sparkd.words import Phase
 
 def note_signal(turn: Turn, signal: Signal) -> None:
     """Keep a signal of the current generation; a fatal one ends it."""
-    current = turn.state.seen.generation
+    current = turn.lead.generation
     if signal.generation not in (0, current):
         return
     lead = turn.lead
@@ -44,7 +44,7 @@ def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str = "")
         source="sparkd",
         quote=text,
         at_s=turn.now,
-        generation=turn.state.seen.generation,
+        generation=turn.lead.generation,
         fatal=True,
         phase=turn.lead.phase,
     )
@@ -53,7 +53,7 @@ def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str = "")
 
 def note_exit(turn: Turn, exit_: UnitExit) -> None:
     """Keep a unit's end; one that nobody ordered ends the generation."""
-    if exit_.generation != turn.state.seen.generation:
+    if exit_.generation != turn.lead.generation:
         return
     lead = turn.lead
     if lead.failure is not None:
@@ -72,10 +72,10 @@ def fail(turn: Turn, reason: str, exits: tuple[UnitExit, ...] = ()) -> None:
     """Open the failure and order the fence on every node at once."""
     lead = turn.lead
     failure = Failure(
-        generation=turn.state.seen.generation,
+        generation=turn.lead.generation,
         phase=lead.phase,
         times=Times(detected_s=turn.now, fence_ordered_s=turn.now),
-        signals=lead.recent,
+        signals=lead.recent[-SIGNALS_MAX // 2 :],  # half is kept for what is still to be read
         exits=exits,
         kv_cache_bytes=lead.watch.kv_cache_bytes,
     )
@@ -91,9 +91,7 @@ def _open_incident(turn: Turn, reason: str) -> None:
         number = lead.incidents + 1
         turn.set_lead(incident=Incident(number=number, opened_at_s=turn.now), incidents=number)
         turn.note(
-            IncidentOpened(
-                incident=number, generation=turn.state.seen.generation, phase=lead.phase, reason=reason
-            )
+            IncidentOpened(incident=number, generation=turn.lead.generation, phase=lead.phase, reason=reason)
         )
     incident = turn.lead.incident
     if incident is not None:
@@ -149,6 +147,7 @@ def _decide(turn: Turn) -> None:
         spent=lead.spent,
         kv_cache_bytes=failure.kv_cache_bytes,
         total_bytes=sample.total_bytes if sample else None,
+        causes=incident.causes,
     )
     chosen = remedy.choose(diagnosis, facts, turn.policy, turn.now)
     _apply(turn, diagnosis, chosen)
@@ -202,7 +201,7 @@ def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
         incident=replace(
             incident,
             diagnosis=diagnosis,
-            causes=(*incident.causes, diagnosis.cause),
+            causes=(*incident.causes, diagnosis.cause)[-CAUSES_MAX:],
             remedy=chosen.explanation,
             times=times,
         ),
@@ -241,7 +240,7 @@ def close(turn: Turn, outcome: str, needs: str = "") -> None:
             incident=incident.number,
             outcome=outcome,
             cause=incident.causes[-1] if incident.causes else "unknown",
-            generation=turn.state.seen.generation,
+            generation=turn.lead.generation,
             relaunches=incident.relaunches,
             times=times,
             needs=needs,

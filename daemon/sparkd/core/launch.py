@@ -11,7 +11,7 @@ from dataclasses import replace
 from sparkd.core import fence, incident, watch
 from sparkd.core.membership import head_joined, unproven
 from sparkd.core.messages import UnitState
-from sparkd.core.phases import is_forward
+from sparkd.core.phases import ENGINE, is_forward
 from sparkd.core.records import Verified
 from sparkd.core.state import Watch
 from sparkd.core.turn import Turn
@@ -24,7 +24,8 @@ VERIFY_PAUSE_S = 1.0
 def begin(turn: Turn) -> None:
     """Name a new generation and begin to form it."""
     lead = turn.lead
-    turn.see(Stamp(lead.epoch, turn.state.seen.generation + 1))
+    generation = turn.state.seen.generation + 1
+    turn.see(Stamp(lead.epoch, generation))
     if lead.incident is not None:
         turn.set_lead(incident=replace(lead.incident, relaunches=lead.incident.relaunches + 1))
     if lead.failure is not None:
@@ -32,6 +33,7 @@ def begin(turn: Turn) -> None:
         if turn.lead.incident is not None:
             turn.set_lead(incident=replace(turn.lead.incident, times=times))
     turn.set_lead(
+        generation=generation,
         watch=Watch(progress_at_s=turn.now, membership_ok_at_s=turn.now, token_at_s=turn.now),
         recent=(),
         failure=None,
@@ -64,7 +66,7 @@ def form(turn: Turn) -> None:
 
 
 def _ray_runs(turn: Turn) -> bool:
-    generation = turn.state.seen.generation
+    generation = turn.lead.generation
     return any(
         unit.unit is UnitName.RAY and unit.generation == generation and unit.state is UnitState.RUNNING
         for unit in turn.member.units
@@ -102,11 +104,11 @@ def follow(turn: Turn) -> None:
     _advance(turn)
     watch.probe_membership(turn)
     watch.check_ray(turn)
-    if turn.lead.phase is Phase.STARTING_API:
-        watch.probe_engine(turn)
-        if watch.serve_is_up(turn):
-            turn.move(Phase.VERIFYING, "the API server answers")
-            return
+    watch.probe_engine(turn)
+    if turn.lead.phase in ENGINE and watch.serve_is_up(turn):
+        # Whatever its output says or no longer says: a real generation decides next.
+        turn.move(Phase.VERIFYING, "the API server answers")
+        return
     _check_budget(turn)
 
 
@@ -156,7 +158,7 @@ def _serve(turn: Turn) -> None:
     started_s = lead.launched_at_s if lead.launched_at_s is not None else turn.now
     turn.note(
         Verified(
-            generation=turn.state.seen.generation,
+            generation=turn.lead.generation,
             latency_s=lead.watch.canary_latency_s or 0.0,
             start_s=turn.now - started_s,
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
 from sparkd.core.messages import Intent, UnitState
+from sparkd.core.phases import ENGINE
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import Unit
 from sparkd.core.turn import Turn
@@ -52,7 +53,8 @@ def find_unit(turn: Turn, unit: UnitName, generation: int) -> Unit | None:
 
 
 def _sweep(turn: Turn) -> None:
-    if not turn.member.swept and not turn.member.sweeping:
+    member = turn.member
+    if not member.swept and not member.sweeping and turn.due(member.sweep_after_s):
         turn.set_member(sweeping=True)
         turn.order(SweepLeftovers())
 
@@ -61,17 +63,44 @@ def _stop_unwanted(turn: Turn, intent: Intent) -> None:
     unwanted = [unit for unit in alive(turn) if not _is_wanted(unit, intent, turn.state.node)]
     if intent.phase is Phase.STOPPING:
         # In order: nobody serves from a cluster that is being taken apart. Last started, first stopped.
-        unwanted = unwanted[-1:]
+        killable = [unit for unit in unwanted if unit.state is not UnitState.UNKILLABLE]
+        unwanted = killable[-1:]
     for unit in unwanted:
-        if unit.state not in (UnitState.STOPPING, UnitState.UNKILLABLE):
-            stop_unit(turn, unit, intent.grace_s)
+        _end(turn, unit, intent.grace_s)
+
+
+STOP_AGAIN_S = 20.0
+"""A stop without an outcome for so long beyond its grace is ordered again: it is idempotent."""
+
+
+def _end(turn: Turn, unit: Unit, grace_s: float) -> None:
+    """Order a unit's end, and again where no outcome came; an unkillable one is left to a person."""
+    if unit.state is UnitState.UNKILLABLE:
+        return
+    if unit.state is not UnitState.STOPPING or turn.due(unit.since_s + grace_s + STOP_AGAIN_S):
+        stop_unit(turn, unit, grace_s)
 
 
 def stop_unit(turn: Turn, unit: Unit, grace_s: float) -> None:
     """Order the end of a unit's whole tree; an exit that has already happened stays unordered."""
     ordered = unit.ordered or unit.state is not UnitState.EXITED
-    set_unit(turn, replace(unit, state=UnitState.STOPPING, since_s=turn.now, ordered=ordered))
+    established = unit.established or _established(turn)
+    ending = replace(unit, state=UnitState.STOPPING, ordered=ordered, established=established)
+    set_unit(turn, replace(ending, since_s=turn.now))
     turn.order(StopUnit(unit=unit.unit, generation=unit.generation, grace_s=grace_s))
+
+
+def _established(turn: Turn) -> bool:
+    """Whether this node's Ray has been up: the head saw its table, a worker hears the engine's phase."""
+    lead = turn.state.coordinator
+    if lead is not None:
+        return lead.watch.membership is not None
+    head = turn.state.peer(turn.policy.head)
+    heard = head.telemetry if head is not None else None
+    return heard is not None and heard.phase in UP
+
+
+UP = (*ENGINE, Phase.VERIFYING, Phase.SERVING)
 
 
 def _is_wanted(unit: Unit, intent: Intent, node: str) -> bool:
@@ -171,5 +200,4 @@ def _leave(turn: Turn) -> None:
         turn.order(EndDaemon())
     elif turn.due(since_s + LEAVING_PATIENCE_S):
         for unit in alive(turn):
-            if unit.state not in (UnitState.STOPPING, UnitState.UNKILLABLE):
-                stop_unit(turn, unit, turn.policy.stop_grace_s)
+            _end(turn, unit, turn.policy.stop_grace_s)

@@ -51,7 +51,7 @@ class Intent:
         wanted: (node, units) in the order of configuration.
         settings: the memory settings of this generation.
         shared_digest: digest of the plan's shared part; node_digests: each node's own, as it reported it.
-        phase: the coordinator's phase; informs.
+        phase: the coordinator's phase; informs, and `stopping` asks for the order (serve before Ray).
         grace_s: how long a unit may take to end before it is killed with SIGKILL.
     """
 

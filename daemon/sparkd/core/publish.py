@@ -115,13 +115,20 @@ def _telemetry_of(turn: Turn) -> Telemetry:
         node=turn.state.node,
         instance=turn.state.instance,
         phase=lead.phase if lead else _heads_phase(turn),
-        generation=turn.state.seen.generation,
+        generation=_generation(turn),
         available_bytes=memory.available_bytes if memory else None,
         total_bytes=memory.total_bytes if memory else None,
         pressure_percent=memory.pressure_percent if memory else None,
         done=progress.done if progress else None,
         total=progress.total if progress else None,
     )
+
+
+def _generation(turn: Turn) -> int:
+    if turn.state.coordinator is not None:
+        return turn.lead.generation
+    intent = turn.member.intent
+    return intent.stamp.generation if intent else 0
 
 
 def _heads_phase(turn: Turn) -> Phase:

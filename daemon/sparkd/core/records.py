@@ -116,7 +116,7 @@ class Remedied:
 
 @dataclass(frozen=True, slots=True)
 class IncidentClosed:
-    """The incident ended: recovered, escalated, paused, stopped or waiting."""
+    """The incident ended: recovered, escalated or stopped."""
 
     incident: int
     outcome: str

@@ -46,13 +46,14 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a remedy may use beside the diagnosis."""
+    """What a remedy may use beside the diagnosis. `causes`: of the earlier failures of this incident."""
 
     settings: Settings
     failures: int
     spent: Spent
     kv_cache_bytes: int | None
     total_bytes: int | None
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,14 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     cause = diagnosis.cause
     if cause in MEMORY:
         return _memory(diagnosis, facts, policy)
-    used = spent_on(cause, facts.spent, policy, now)
+    # A start that takes longer than the window allows still may not be tried for ever.
+    used = max(spent_on(cause, facts.spent, policy, now), facts.causes.count(cause))
     if cause in UNDECIDED:
         return _undecided(diagnosis, facts, policy, used)
     if cause_info(cause).permanent:
         return _escalate(facts, diagnosis, f"{cause} does not go away by a restart")
     if used >= policy.transient_budget:
-        text = f"{used} relaunches for {cause} within {policy.budget_window_s / 60:g} min did not help"
+        text = f"{used} relaunches for {cause} did not help"
         return _escalate(facts, diagnosis, text)
     if cause in NCCL and used >= 1:
         return _second_nccl(diagnosis, facts, policy)

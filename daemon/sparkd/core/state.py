@@ -14,11 +14,16 @@ from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
 SIGNALS_MAX = 64
 REPORTS_MAX = 128
 RETIRED_MAX = 32
+CAUSES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of this node's member. `stop_sent`: StopUnit was ordered; `ordered`: its end was wanted."""
+    """A unit of this node's member.
+
+    `ordered`: its end was wanted; `established`: it had come up fully before it was ended, so that what is
+    missing of it is news.
+    """
 
     unit: UnitName
     generation: int
@@ -29,6 +34,7 @@ class Unit:
     signal: int | None = None
     ordered: bool = False
     reason: str | None = None
+    established: bool = False
 
     @property
     def alive(self) -> bool:
@@ -69,6 +75,7 @@ class Member:
     refused: str | None = None
     units: tuple[Unit, ...] = ()
     sweeping: bool = False
+    sweep_after_s: float = float("-inf")
     swept: bool = False
     emptied_at_s: float | None = None
     emptied_generation: int = 0
@@ -166,6 +173,7 @@ class Coordinator:
     phase_since_s: float = 0.0
     target: bool = True
     epoch: int = 0
+    generation: int = 0
     seq: int = 0
     intent: Intent | None = None
     waiting: tuple[str, ...] = ()
@@ -181,6 +189,7 @@ class Coordinator:
     launched_at_s: float | None = None
     shutdown: bool = False
     pause_wanted: bool = False
+    stop_wanted: bool = False
     restart_wanted: bool = False
     paused_from: Phase = Phase.IDLE
 

@@ -1,13 +1,15 @@
-"""The core's one function: step(state, event, now, policy) -> Step.
+"""The core's one function: step(state, events, now, policy) -> Step.
 
-Pure: the same state, event, time and policy give the same step, under any hash seed. A step folds the
-event, lets the member and the coordinator decide from the state alone, says what is to be said, and
-checks the invariants. The caller makes the records durable before it carries out the commands, and steps
-again with `TimerFired` at `next_deadline(state)` at the latest.
+Pure: the same state, events, time and policy give the same step, under any hash seed. A step folds every
+event that waits (inputs before timers: no deadline is judged while an answer is queued), lets the member
+and the coordinator decide from the state alone, says what is to be said, and checks the invariants. The
+caller makes the records durable before it carries out what starts something, and steps again at
+`next_deadline(state)` at the latest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkd.core import coordinator, member, publish, told
@@ -23,17 +25,18 @@ from sparkd.core.turn import Turn
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one event led to: the new state, effects in their order, facts in their order."""
+    """What the events led to: the new state, effects in their order, facts in their order."""
 
     state: State
     commands: tuple[Command, ...]
     records: tuple[Record, ...]
 
 
-def step(state: State, event: Event, now: float, policy: Policy) -> Step:
-    """Return what *event* at *now* (monotonic seconds) leads to."""
+def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> Step:
+    """Return what *events*, in their order, lead to at *now* (monotonic seconds)."""
     turn = Turn(state=state, now=now, policy=policy)
-    fold(turn, event)
+    for event in events:
+        fold(turn, event)
     if state.coordinator is not None:
         coordinator.decide(turn)
     member.decide(turn)

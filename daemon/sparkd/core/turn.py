@@ -98,7 +98,7 @@ class Turn:
         check_move(before, after)
         self.note(
             PhaseChanged(
-                generation=self.state.seen.generation,
+                generation=self.lead.generation,
                 before=before,
                 after=after,
                 reason=reason,

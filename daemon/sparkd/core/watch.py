@@ -33,7 +33,7 @@ def probe_membership(turn: Turn) -> None:
         return
     if turn.due(watch.probed_membership_at_s + _period(turn, turn.policy.membership_every_s)):
         turn.set_watch(probing_membership=True, probed_membership_at_s=turn.now)
-        turn.order(ProbeMembership(generation=turn.state.seen.generation))
+        turn.order(ProbeMembership(generation=turn.lead.generation))
 
 
 def _period(turn: Turn, every_s: float) -> float:
@@ -49,13 +49,13 @@ def probe_engine(turn: Turn) -> None:
     if watch.probing_engine or not turn.due(watch.probed_engine_at_s + every_s):
         return
     turn.set_watch(probing_engine=True, probed_engine_at_s=turn.now)
-    turn.order(ProbeEngine(generation=turn.state.seen.generation))
+    turn.order(ProbeEngine(generation=turn.lead.generation))
 
 
 def send_canary(turn: Turn, deadline_s: float) -> None:
     """Ask for one real generation; one at a time."""
     turn.set_watch(canary_sent_at_s=turn.now)
-    turn.order(SendCanary(generation=turn.state.seen.generation, deadline_s=deadline_s))
+    turn.order(SendCanary(generation=turn.lead.generation, deadline_s=deadline_s))
 
 
 def check_ray(turn: Turn) -> None:
@@ -68,11 +68,32 @@ def check_ray(turn: Turn) -> None:
         why = _death_reason(turn, lost[0])
         text = f"Ray no longer lists {', '.join(lost)} as alive{why}"
         observe_failure(turn, "observed_ray_node_dead", "ray_node_died", text, node=lost[0])
-    elif turn.due(watch.membership_ok_at_s + turn.policy.membership_silence_s):
+    elif _silent_too_long(turn):
         text = (
             f"Ray's head has not answered for {turn.policy.membership_silence_s:g} s: {watch.membership_why}"
         )
         observe_failure(turn, "observed_gcs_unreachable", "ray_gcs_unreachable", text, node=turn.state.node)
+
+
+def _silent_too_long(turn: Turn) -> bool:
+    """A table that is unknown says nothing while tokens flow."""
+    watch = turn.lead.watch
+    known_at_s = watch.membership_ok_at_s
+    if turn.lead.phase is Phase.SERVING:
+        known_at_s = max(known_at_s, watch.token_at_s)
+    return turn.due(known_at_s + turn.policy.membership_silence_s)
+
+
+def renew(turn: Turn) -> None:
+    """Begin every silence of the watched generation anew."""
+    watch, now = turn.lead.watch, turn.now
+    turn.set_watch(
+        progress_at_s=now,
+        membership_ok_at_s=now,
+        token_at_s=now,
+        outstanding_since_s=None if watch.outstanding_since_s is None else now,
+        canary_sent_at_s=None if watch.canary_sent_at_s is None else now,
+    )
 
 
 def _death_reason(turn: Turn, name: str) -> str:
@@ -108,7 +129,8 @@ def _check_progress(turn: Turn) -> None:
     if not asked or not turn.due(max(watch.token_at_s, min(asked)) + limit_s):
         return
     requests = _requests(turn)
-    text = f"no token for {limit_s:g} s while {requests} outstanding; /health answers"
+    healthy = {True: "200", False: "unhealthy", None: "nothing"}[engine_health(turn)]
+    text = f"no token for {limit_s:g} s while {requests} outstanding; /health says {healthy}"
     observe_failure(turn, "observed_no_progress", "engine_hang", text)
 
 
@@ -120,6 +142,12 @@ def _check_answers(turn: Turn) -> None:
         observe_failure(turn, "observed_canary_failed", "engine_hang", text)
 
 
+def engine_health(turn: Turn) -> bool | None:
+    """Return what /health said last, None = unknown."""
+    engine = turn.lead.watch.engine
+    return engine.healthy if engine is not None else None
+
+
 def _requests(turn: Turn) -> str:
     engine = turn.lead.watch.engine
     count = (engine.running or 0) + (engine.waiting or 0) if engine else 0
@@ -128,5 +156,4 @@ def _requests(turn: Turn) -> str:
 
 def serve_is_up(turn: Turn) -> bool:
     """Return whether the engine's own port says healthy."""
-    engine = turn.lead.watch.engine
-    return engine is not None and engine.healthy is True
+    return engine_health(turn) is True

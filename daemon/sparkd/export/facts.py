@@ -49,6 +49,13 @@ def phase_of(state: State) -> Phase | None:
     return intent.phase if head is None or head.telemetry is None else head.telemetry.phase
 
 
+def generation_of(state: State) -> int:
+    """Return the newest generation: the coordinator's, or that of the intent that this worker follows."""
+    if state.coordinator is not None:
+        return state.coordinator.generation
+    return 0 if state.member.intent is None else state.member.intent.stamp.generation
+
+
 def settings_of(state: State) -> Settings | None:
     """Return the settings in force: the coordinator's, or those of the last intent."""
     if state.coordinator is not None:

@@ -73,7 +73,7 @@ def _where(state: State, now: float) -> Iterator[Metric]:
     spent_s = None if coordinator is None else now - coordinator.phase_since_s
     yield _gauge("phase_seconds", "Time spent in the phase so far; known on the head.", spent_s)
     yield _gauge("coordinator", "1 on the node that coordinates (the head).", float(coordinator is not None))
-    yield _gauge("generation", "Number of the newest start of the engine.", state.seen.generation)
+    yield _gauge("generation", "Number of the newest start of the engine.", facts.generation_of(state))
     yield _gauge("epoch", "Epoch of the highest stamp seen.", state.seen.epoch)
 
 

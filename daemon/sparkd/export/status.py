@@ -64,7 +64,7 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "phase_for_s": None if coordinator is None else now - coordinator.phase_since_s,
         "serving": None if phase is None else phase is Phase.SERVING,
         "target": None if coordinator is None else coordinator.target,
-        "generation": state.seen.generation,
+        "generation": facts.generation_of(state),
         "epoch": state.seen.epoch,
         "model": _model(policy, about),
         "traffic": _traffic(state),

@@ -7,6 +7,7 @@ treats it like a probe that did not answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,8 +107,9 @@ class Executor:
 
     async def _stop(self, command: co.StopUnit) -> None:
         """Look again before the irreversible: what is dead already was not killed by us."""
-        names = await self._world.units.names(command.unit, command.generation)
-        self._emit(ev.UnitSurveyed(unit=command.unit, generation=command.generation, names=names))
+        with contextlib.suppress(OSError, TimeoutError):  # a mere look must never prevent the end
+            names = await self._world.units.names(command.unit, command.generation)
+            self._emit(ev.UnitSurveyed(unit=command.unit, generation=command.generation, names=names))
         await self._world.units.stop(command.unit, command.generation, command.grace_s)
 
     async def _drain(self, command: co.DrainSources) -> None:

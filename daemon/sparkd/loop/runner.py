@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from sparkd.core.commands import Command
+from sparkd.core.commands import Command, PublishIntent, StartUnit
 from sparkd.core.events import Event, LoopStalled, TimerFired
 from sparkd.core.policy import Policy
 from sparkd.core.records import DURABLE, Record
@@ -30,6 +30,8 @@ STALL_S = 2.0
 """Turns further apart than TURN_S + STALL_S are a stall of this daemon."""
 STORE_PATIENCE_S = 2.0
 """Longest wait for records to be durable before the step's commands run all the same."""
+BATCH_MAX = 1000
+"""Events that one step takes at most."""
 QUEUE_MAX = 20_000
 """Events that may wait; beyond it the newest are dropped and counted (a flood, not a working daemon)."""
 
@@ -69,6 +71,7 @@ class Loop:
         self._observe = observe
         self._stepped = stepped
         self._queue: deque[tuple[Event, float]] = deque()
+        self._writing: set[asyncio.Future[None]] = set()
         self._woken = asyncio.Event()
         self._alive_at_s = clock.now()
 
@@ -104,33 +107,61 @@ class Loop:
             pass
 
     async def _turn(self) -> None:
+        """Fold all that waits, then decide once; a deadline is judged only when nothing waits."""
+        events, due_s = self._taken()
+        deadline_s = next_deadline(self.state)
+        if not events and deadline_s is not None and deadline_s <= self._clock.now():
+            events, due_s = [TimerFired()], deadline_s
+        if events:
+            await self._step(events, due_s)
+
+    def _taken(self) -> tuple[list[Event], float]:
+        """Return what waits, our own stall first, and when the first of it came."""
         now = self._clock.now()
         gap_s = now - self._alive_at_s
         self._alive_at_s = now
+        events: list[Event] = []
         if gap_s > TURN_S + STALL_S:
             log.warning("loop stalled", gap_s=round(gap_s, 1))
-            await self._step(LoopStalled(gap_s=gap_s), now)
-        while self._queue:
-            await self._step(*self._queue.popleft())
-        self._woken.clear()
-        deadline_s = next_deadline(self.state)
-        if deadline_s is not None and deadline_s <= self._clock.now():
-            await self._step(TimerFired(), deadline_s)
+            events.append(LoopStalled(gap_s=gap_s))
+        due_s = self._queue[0][1] if self._queue else now
+        while self._queue and len(events) < BATCH_MAX:
+            events.append(self._queue.popleft()[0])
+        if not self._queue:
+            self._woken.clear()
+        return events, due_s
 
-    async def _step(self, event: Event, due_s: float) -> None:
+    async def _step(self, events: Sequence[Event], due_s: float) -> None:
         begun_s = self._clock.now()
-        result = step(self.state, event, begun_s, self.policy)
+        result = step(self.state, events, begun_s, self.policy)
         self.state = result.state
         await self._commit(result)
         self._stepped(self._clock.now() - begun_s, begun_s - due_s)
 
     async def _commit(self, result: Step) -> None:
-        """Durable before done: records first, then whoever watches, then the effects."""
+        """Durable before done: records first, then whoever watches, then the effects.
+
+        What only ends things does not wait for the disk: it is slow just when a node runs out of memory,
+        and a fence is derived again from what is observed.
+        """
         if any(isinstance(record, DURABLE) for record in result.records):
-            await self._persist(result.records)
+            if any(_starts(command) for command in result.commands):
+                await self._persist(result.records)
+            else:
+                self._persist_later(result.records)
         self._observe(result.state, result.records, self._clock.now())
         for command in result.commands:
             self._execute(command)
+
+    def _persist_later(self, records: Sequence[Record]) -> None:
+        """The store writes in the order in which it was asked."""
+        writing = asyncio.ensure_future(self._store.append(records))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+
+    async def flush(self) -> None:
+        """Wait until every record that was handed over is on disk."""
+        await asyncio.gather(*self._writing, return_exceptions=True)
 
     async def _persist(self, records: Sequence[Record]) -> None:
         """Wait for the disk, but not for ever: a node under memory pressure must still be fenced.
@@ -139,8 +170,17 @@ class Loop:
         highest stamp meanwhile.
         """
         writing = asyncio.ensure_future(self._store.append(records))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
         try:
             async with asyncio.timeout(STORE_PATIENCE_S):
                 await asyncio.shield(writing)
         except TimeoutError:
             log.warning("disk does not answer", patience_s=STORE_PATIENCE_S)
+
+
+def _starts(command: Command) -> bool:
+    """Whether a command may make something run, so that its records have to be on disk before it."""
+    if isinstance(command, PublishIntent):
+        return any(units for _, units in command.intent.wanted)
+    return isinstance(command, StartUnit)

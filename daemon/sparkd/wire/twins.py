@@ -11,7 +11,7 @@ from sparkd.wire.codec import Received
 from sparkd.wire.topics import Kind
 
 MESSAGES_MIN = 3
-SPAN_S = 2.0
+SPAN_S = 1.5  # three words once a second span 2 s, less what each may come early or late
 TWINS_MAX = 8
 
 
