@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import shutil
 import signal
@@ -108,7 +109,8 @@ class Stage(Protocol):
 class StandinStage:
     """Two addresses of the loopback, the stand-in engine, a fault that fires while the settings are bad."""
 
-    name = "demo"
+    # Another checkout's demo on this machine is another cluster: daemons sweep what carries their names.
+    name = f"demo-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]}"
     title = f"spark-a (head) {HEAD}, spark-b 127.0.0.3 · embedded broker · stand-in engine"
     addresses = sorted(NODES.values())
     deadline_s = 30.0

@@ -58,6 +58,7 @@ def head(phase, *, watch=None, since_s=0.0, generation=14, **lead):
         ),
         peers=(PEER,),
         coordinator=Coordinator(
+            generation=generation,
             phase=phase,
             phase_since_s=since_s,
             settings=lead.pop("settings", ASKED),
