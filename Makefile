@@ -24,7 +24,7 @@ lint: setup
 test: setup
 	@bash tests/packages.sh mosquitto prometheus
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 lab: setup
 	@bash tests/packages.sh iproute2

@@ -222,12 +222,3 @@ def stamped_processes(cluster: str, node: str | None = None) -> dict[int, str]:
                 if stamp.startswith(f"{cluster}/{node}/" if node else f"{cluster}/"):
                     found[int(entry.name)] = stamp
     return found
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that is free on *address* now."""
-    import socket
-
-    with socket.socket() as listening:
-        listening.bind((address, 0))
-        return int(listening.getsockname()[1])

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import aiohttp
 import aiomqtt
 
-from cluster import Cluster, DeadlineError, Event, NodeSetup, free_port, stamped_processes
+from cluster import Cluster, DeadlineError, Event, NodeSetup, stamped_processes
+from ports import free_port
 
 T = TypeVar("T")
 
@@ -199,7 +200,7 @@ def make(
     directory.mkdir(parents=True)
     (directory / "home").mkdir()
     write_faults(directory, faults)
-    ports = {part: free_port(HEAD) for part in ("ray", "api", "master", "broker", "peer")}
+    ports = {part: free_port(*NODES.values()) for part in ("ray", "api", "master", "broker", "peer")}
     host, ports["broker"] = broker or ("", ports["broker"])
     text = CONFIG.format(
         cluster=name,

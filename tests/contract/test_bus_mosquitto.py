@@ -12,9 +12,10 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
+from ports import free_port
 from sparkd.adapters import mqtt
 from sparkd.core.events import StatusReceived
-from wire.brokers import DEADLINE_S, LOOPBACK, MOSQUITTO, Ear, Mosquitto, free_port
+from wire.brokers import DEADLINE_S, LOOPBACK, MOSQUITTO, Ear, Mosquitto
 from wire.samples import INSTANCE, STATUS, WORKER
 
 pytestmark = [

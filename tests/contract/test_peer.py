@@ -10,12 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ports import free_port
 from sparkd.adapters.peer import HttpPeerView, PeerAddress
 from sparkd.api.peerview import PeerViewServer
 from sparkd.core.messages import Report
 from sparkd.ports import PeerUnreachableError
 from sparkd.wire import SIZE_MAX, peerview
-from wire.brokers import DEADLINE_S, LOOPBACK, HandClock, free_port
+from wire.brokers import DEADLINE_S, LOOPBACK, HandClock
 from wire.samples import CLUSTER, HEAD, INSTANCE, KEY, NOW, REPORT, SIGNAL, STATUS, WORKER, encoder_of
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

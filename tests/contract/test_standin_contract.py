@@ -13,8 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ports import free_port
 from standin import proto, rpc, sides
-from standin.run import Program, alive, free_port, get, metric
+from standin.run import Program, alive, get, metric
 from standin.sides import Server, Side
 from standin.wait import wait_until
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ports import free_port
 from standin import proto, rpc
-from standin.run import BIN, Program, alive, free_port, get, metric
+from standin.run import BIN, Program, alive, get, metric
 from standin.wait import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]

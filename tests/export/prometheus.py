@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ports import free_port
 
 PROJECT = Path(__file__).parents[2]
 ETC = PROJECT / "etc" / "prometheus"
@@ -72,9 +73,7 @@ class Prometheus:
 def prometheus(folder: Path, config: str) -> Iterator[Prometheus]:
     """Run Prometheus with *config* and its data below *folder*."""
     (folder / "prometheus.yml").write_text(config)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         str(PROMETHEUS),
         f"--config.file={folder / 'prometheus.yml'}",

@@ -20,7 +20,8 @@ from typing import Any
 import aiomqtt
 import pytest
 
-from cluster import DaemonProcess, Event, NodeSetup, free_port, stamped_processes
+from cluster import DaemonProcess, Event, NodeSetup, stamped_processes
+from ports import free_port
 from sparkd.core.messages import Intent
 from sparkd.wire import SIZE_MAX, Encoder
 from standin_cluster import HEAD, PROGRAMS, Standin, is_event, until

@@ -14,7 +14,8 @@ from typing import Any
 import aiomqtt
 import pytest
 
-from cluster import Event, free_port, stamped_processes
+from cluster import Event, stamped_processes
+from ports import free_port
 from standin_cluster import HEAD, Standin, is_event, until
 from wire.brokers import LOOPBACK, MOSQUITTO, Mosquitto
 

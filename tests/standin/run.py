@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -49,12 +48,6 @@ def title(pid: int) -> str:
             return file.read().rstrip(b"\0 ").replace(b"\0", b" ").decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
 
 
 class Program:

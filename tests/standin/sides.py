@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from standin.run import BIN, Program, free_port, get
+from ports import free_port
+from standin.run import BIN, Program, get
 from standin.wait import wait_until
 
 LAB_MODEL = Path(__file__).resolve().parents[1] / "lab" / "model.py"

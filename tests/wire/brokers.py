@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import getpass
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from ports import free_port
 from sparkd.adapters.broker import EmbeddedBroker
 from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.mqtt import BrokerOptions, MqttBus
@@ -20,13 +20,6 @@ from wire.samples import CLUSTER, KEY, NODES, NOW
 DEADLINE_S = 15.0
 LOOPBACK = "127.0.0.1"
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 class HandClock:
