@@ -30,7 +30,7 @@ lab: setup
 	@bash tests/packages.sh iproute2
 	$(BIN)/python -m lab $(ARGS)
 
-# The checks that hold the stand-in engine to the real programs, against the real programs (about 10 minutes).
+# The checks that hold the stand-in engine to the real programs, against the real programs (about 8 minutes).
 contract: setup
 	SPARKD_ENGINE_ENV=$$($(BIN)/python -m lab.engine_env | tail -1) \
 	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py $(ARGS)

@@ -27,9 +27,9 @@ fi
 echo "sparkd: setting up $venv (once)"
 rm -f "$venv/.complete"
 "$python" -m venv "$venv"
-if ! "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes -r requirements.lock; then
+if ! "$venv/bin/pip" install -qq --disable-pip-version-check --require-hashes -r requirements.lock; then
     echo "sparkd: the locked packages could not be installed; is a package index reachable? (pip config list)" >&2
     exit 1
 fi
-"$venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+"$venv/bin/pip" install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 touch "$venv/.complete"

@@ -313,7 +313,7 @@ def refused(folder):
 
 def test_no_daemon_says_what_to_type(tmp_path, capsys, monkeypatch):
     assert sparkctl.main(["--socket", str(tmp_path / "none"), "status"]) == 2
-    assert "sudo systemctl start sparkd.target" in capsys.readouterr().err
+    assert "sudo systemctl start sparkd (its log" in capsys.readouterr().err
     assert sparkctl.main(["--socket", str(refused(tmp_path)), "status"]) == 2
     assert "does not run any more" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)

@@ -231,3 +231,17 @@ def test_a_boolean_is_no_number(place):
     lines = place.refused(engine__tensor_parallel=True)
     assert lines == ["engine.tensor_parallel = True: must not be true or false"]
     assert len(place.refused(timeouts__stall_s=False)) == 1
+
+
+def test_a_page_for_others_needs_a_token(place, tmp_path) -> None:
+    """Refused where it is read, not only where it would listen."""
+    assert "give api.token" in place.refused(api__address="0.0.0.0")[0]
+
+    (tmp_path / "api_token").write_text("a token for the page\n")
+    loaded = place.load(credentials_dir=str(tmp_path), api__address="0.0.0.0")
+    assert loaded.api.token == "a token for the page"
+    assert "a token" not in repr(loaded)
+
+
+def test_a_directory_of_credentials_that_is_not_there_is_told(place, tmp_path) -> None:
+    assert "is no directory of credentials" in place.refused(credentials_dir=str(tmp_path / "nope"))[0]

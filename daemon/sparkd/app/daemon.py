@@ -120,7 +120,8 @@ class Daemon:
         where = f"{' and '.join(api.peer_addresses)} port {api.peer_port}"
         await _started(starting, f"the peer view cannot listen on {where}", "api.peer_port")
         stack.push_async_callback(peer_view.stop)
-        served = http_api.listen(http_api.make_app(self._people.http_views()), api.address, api.port)
+        views = http_api.make_app(self._people.http_views(), token=api.token)
+        served = http_api.listen(views, api.address, api.port, token=api.token)
         where = f"{api.address} port {api.port}"
         page = await _started(served, f"the page cannot listen on {where}", "api.port")
         stack.push_async_callback(page.cleanup)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 SOCKET = Path("/run/sparkd/sparkd.sock")
 DEMO_SOCKET = Path("build/demo/spark-a/run/sparkd.sock")
 TIMEOUT_S = 10.0
-_START = "start it: sudo systemctl start sparkd.target (its log: journalctl -u sparkd -n 50)"
+_START = "start it: sudo systemctl start sparkd (its log: journalctl -u sparkd -n 50), or sparkd run"
 _START_DEMO = "start it: make demo"
 
 

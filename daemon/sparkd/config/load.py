@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from pydantic import SecretStr, ValidationError
@@ -64,9 +64,11 @@ def load(
     this = _this_node(nodes, node or environ.get("SPARKD_NODE"), path, lines)
     key = _key(file, credentials, path, lines)
     broker = _broker(file, nodes, credentials, path, lines)
+    token = _page_token(file, credentials, path, lines)
     if lines or this is None:
         raise ConfigError(lines)
-    return _loaded(file, nodes, this, key, broker, _engine(file, credentials))
+    loaded = _loaded(file, nodes, this, key, broker, _engine(file, credentials))
+    return replace(loaded, api=replace(loaded.api, token=token))
 
 
 def _loaded(  # noqa: PLR0917 - the parts of one value
@@ -112,7 +114,7 @@ def _this_node(
     wanted = (given,) if given else (hostname, hostname.partition(".")[0])
     found = next((node for node in nodes if node.name in wanted), None)
     if found is None:
-        who = f"--node {given}" if given else f"this machine's hostname {hostname}"
+        who = f"--node {given}" if given else f"without --node, this machine's hostname {hostname}"
         names = ", ".join(node.name for node in nodes)
         lines.append(f"{path}: node: {who} is none of the configured nodes ({names})")
     return found
@@ -122,12 +124,27 @@ def _key(file: File, credentials: Credentials, path: str, lines: list[str]) -> b
     inline = file.cluster.key.get_secret_value().encode() if file.cluster.key is not None else None
     key = inline if credentials.cluster_key is None else credentials.cluster_key
     if key is None:
-        lines.append(f"{path}: cluster.key: is missing; give it here or as the credential cluster_key")
+        lines.append(
+            f"{path}: cluster.key: is missing; give it here or as the credential cluster_key "
+            "(openssl rand -hex 32 makes one)"
+        )
     elif len(key) < KEY_MIN_BYTES:
         lines.append(f"{path}: cluster.key: has {len(key)} bytes; at least {KEY_MIN_BYTES} are needed")
     if inline is not None and credentials.cluster_key not in {None, inline}:
         lines.append(f"{path}: cluster.key: differs from the credential cluster_key; give only one")
     return key or b""
+
+
+def _page_token(file: File, credentials: Credentials, path: str, lines: list[str]) -> str | None:
+    inline = file.api.token.get_secret_value() if file.api.token is not None else None
+    token = credentials.api_token or inline
+    local = file.api.address == "localhost" or file.api.address.startswith("127.")
+    if token is None and not local and file.api.address != "::1":
+        lines.append(
+            f"{path}: api.address = {file.api.address!r}: others could read the page; give api.token, or the "
+            "credential api_token, or listen on 127.0.0.1"
+        )
+    return token
 
 
 def _engine(file: File, credentials: Credentials) -> EngineSpec:

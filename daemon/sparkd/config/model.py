@@ -194,6 +194,7 @@ class ApiSection(Section):
     address: t.Listen = API.address
     port: t.Port = API.port
     peer_port: t.Port = API.peer_port
+    token: SecretStr | None = None
     socket: t.AbsolutePath | None = None
 
 

@@ -33,6 +33,7 @@ class Credentials:
 
     cluster_key: bytes | None = field(default=None, repr=False)
     broker_password: str | None = field(default=None, repr=False)
+    api_token: str | None = field(default=None, repr=False)
     ray_token_path: str | None = None
 
 
@@ -119,16 +120,20 @@ def merged(document: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
 
 
 def read_credentials(directory: str | None) -> tuple[Credentials, list[str]]:
-    """Return (what the directory holds, errors). Files: cluster_key, broker_password, ray_token."""
+    """Return (what the directory holds, errors): cluster_key, broker_password, api_token, ray_token."""
     if directory is None:
         return Credentials(), []
     problems: list[str] = []
+    if not pathlib.Path(directory).is_dir():
+        return Credentials(), [f"{directory}: is no directory of credentials"]
     key = _secret(directory, "cluster_key", problems)
     password = _secret(directory, "broker_password", problems)
+    page = _secret(directory, "api_token", problems)
     token = pathlib.Path(directory) / "ray_token"
     found = Credentials(
         cluster_key=key,
         broker_password=password.decode("utf-8", "replace") if password is not None else None,
+        api_token=page.decode("utf-8", "replace") if page is not None else None,
         ray_token_path=str(token) if token.exists() else None,
     )
     return found, problems

@@ -40,6 +40,7 @@ class Api:
     Attributes:
         address, port: metrics and the status page; without a login, so on the loopback by default.
         peer_port: the signed view for peers, on `peer_addresses` (this node's own).
+        token: where given, the page wants `Authorization: Bearer <token>`; needed beyond the loopback.
         socket: the operator's socket; empty in the configuration = sparkd.sock in the run directory.
     """
 
@@ -47,6 +48,7 @@ class Api:
     port: int = 9760
     peer_port: int = 9761
     socket: str = ""
+    token: str | None = field(default=None, repr=False)
     peer_addresses: tuple[str, ...] = ()
 
 

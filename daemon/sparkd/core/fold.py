@@ -261,7 +261,7 @@ _ASKED: dict[ev.Verb, dict[str, bool]] = {
     ev.Verb.START: _RUN,
     ev.Verb.STOP: {"target": False, "pause_wanted": False, "stop_wanted": True},
     ev.Verb.PAUSE: {"pause_wanted": True},
-    ev.Verb.RESUME: _RUN,
+    ev.Verb.RESUME: {"pause_wanted": False, "restart_wanted": True},
     ev.Verb.SHUTDOWN: {"target": False, "pause_wanted": False, "stop_wanted": True, "shutdown": True},
 }
 

@@ -53,6 +53,8 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         mqtt_at_s=turn.now if by_mqtt else peer.mqtt_at_s,
         http_at_s=peer.http_at_s if by_mqtt else turn.now,
         fresh=fresh,
+        # What a probe said is over once the peer is heard: nobody asks again, so nobody knows.
+        probe_reason="" if by_mqtt else peer.probe_reason,
         retired=retired,
         received_seq=0 if changed else peer.received_seq,
     )

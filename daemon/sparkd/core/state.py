@@ -205,6 +205,7 @@ class State:
         told_session: what people were last told of that session, None = nothing yet.
         ending: EndDaemon was ordered.
         wake_at_s: the core's next deadline, None = none.
+        head: the coordinating node's name.
     """
 
     node: str
@@ -221,6 +222,7 @@ class State:
     leaving_since_s: float | None = None
     ending: bool = False
     wake_at_s: float | None = None
+    head: str = ""
 
     def peer(self, node: str) -> Peer | None:
         """Return what is known of *node*."""
@@ -255,4 +257,5 @@ def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -
         peers=tuple(Peer(node=name) for name, _ in policy.nodes if name != policy.node),
         coordinator=coordinator if policy.is_head else None,
         seen=remembered.seen,
+        head=policy.head,
     )

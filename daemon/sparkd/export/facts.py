@@ -42,11 +42,10 @@ def phase_of(state: State) -> Phase | None:
     """Return the cluster's phase: the coordinator's own, or what it last told this worker."""
     if state.coordinator is not None:
         return state.coordinator.phase
-    intent = state.member.intent
-    if intent is None:
-        return None
-    head = state.peer(intent.node)
-    return intent.phase if head is None or head.telemetry is None else head.telemetry.phase
+    head = state.peer(state.head)
+    if head is not None and head.telemetry is not None:
+        return head.telemetry.phase
+    return None if state.member.intent is None else state.member.intent.phase
 
 
 def generation_of(state: State) -> int:
@@ -75,9 +74,19 @@ def watch_of(state: State) -> Watch:
     return Watch() if state.coordinator is None else state.coordinator.watch
 
 
-def needs_of(state: State) -> str | None:
+WAITS_FOR_A_PERSON_S = 60.0
+"""What is missing for so long will hardly come by itself."""
+
+
+def needs_of(state: State, now: float) -> str | None:
     """Return what only a person can do, empty for nothing; None on a worker, which does not know."""
-    return None if state.coordinator is None else state.coordinator.needs
+    lead = state.coordinator
+    if lead is None:
+        return None
+    waits = lead.phase is Phase.WAITING and now - lead.phase_since_s > WAITS_FOR_A_PERSON_S
+    if not lead.needs and waits and lead.waiting:
+        return f"what it waits for: {'; '.join(lead.waiting)}"
+    return lead.needs
 
 
 def heard(peer: Peer, policy: Policy, now: float) -> bool:

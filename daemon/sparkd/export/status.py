@@ -76,7 +76,7 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "backoff_s": _backoff(state, now),
         "incident": None if coordinator is None else _incident(coordinator.incident, now),
         "last_incident": about.last_incident,
-        "needs": facts.needs_of(state),
+        "needs": facts.needs_of(state, now),
         "trouble": about.trouble,
     }
 
