@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,34 +18,13 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 WORKER = "127.0.0.3"
 
 
-def titles(standin: Standin, node: str, word: str) -> list[int]:
-    """Return the pids of the node's engine whose command line has the word."""
-    found = []
-    for pid in stamped_processes(standin.name, node):
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except OSError:
-            continue
-        if word in line:
-            found.append(pid)
-    return sorted(found)
-
-
-async def recovered(standin: Standin, start: int, deadline_s: float = 60) -> tuple[Event, Event]:
-    """Return (remedied, incident_closed) after index *start* of the head's events."""
-    head = standin.cluster.head
-    judged = await head.wait(lambda e: e["event"] == "remedied", deadline_s, start)
-    closed = await head.wait(lambda e: e["event"] == "incident_closed", deadline_s, start)
-    return judged, closed
-
-
 async def kill_and_recover(standin: Standin, node: str, word: str, number: int = signal.SIGKILL) -> Event:
     """Wait for serving, send a signal to a process of the engine, wait for the recovery."""
     await standin.cluster.phase("serving", 60)
     start = len(standin.cluster.head.events)
-    (pid, *_) = titles(standin, node, word)
+    (pid, *_) = standin.pids(node, word)
     os.kill(pid, number)
-    judged, closed = await recovered(standin, start)
+    judged, closed = await standin.recovered(start)
     assert closed["outcome"] == "recovered", closed
     assert closed["relaunches"] == 1
     return judged
@@ -76,9 +54,9 @@ def test_a_hang_under_health_200_is_found_and_recovered(live: Callable[..., Stan
     async def story(standin: Standin) -> None:
         await standin.cluster.phase("serving", 60)
         start = len(standin.cluster.head.events)
-        for pid in titles(standin, "spark-b", "RayWorkerProc"):
+        for pid in standin.pids("spark-b", "RayWorkerProc"):
             os.kill(pid, signal.SIGSTOP)
-        judged, closed = await recovered(standin, start)
+        judged, closed = await standin.recovered(start)
         assert judged["cause"] == "engine_hang"
         assert closed["outcome"] == "recovered"
 
@@ -103,7 +81,7 @@ def test_a_failed_start_is_diagnosed_and_tried_anew(
     live: Callable[..., Standin], armed: dict[str, Any], cause: str, changed: bool
 ) -> None:
     async def story(standin: Standin) -> None:
-        judged, closed = await recovered(standin, 0)
+        judged, closed = await standin.recovered(0)
         assert judged["cause"] == cause
         assert bool(judged["settings_changed"]) is changed
         assert closed["outcome"] == "recovered"
@@ -123,7 +101,7 @@ def test_what_a_restart_cannot_fix_is_escalated_at_once(
     live: Callable[..., Standin], armed: dict[str, Any], cause: str
 ) -> None:
     async def story(standin: Standin) -> None:
-        judged, closed = await recovered(standin, 0)
+        judged, closed = await standin.recovered(0)
         assert (judged["cause"], judged["action"]) == (cause, "escalate")
         assert closed["outcome"] == "escalated"
         assert closed["needs"]
@@ -138,9 +116,9 @@ def test_the_mp_backend_recovers_from_the_death_of_its_remote_worker(live: Calla
     async def story(standin: Standin) -> None:
         await standin.cluster.phase("serving", 60)
         start = len(standin.cluster.head.events)
-        (pid, *_) = titles(standin, "spark-b", "Worker")
+        (pid, *_) = standin.pids("spark-b", "Worker")
         os.kill(pid, signal.SIGKILL)
-        judged, closed = await recovered(standin, start)
+        judged, closed = await standin.recovered(start)
         assert (judged["cause"], judged["node"]) == ("worker_process_died", "spark-b")
         assert closed["outcome"] == "recovered"
 
