@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,9 @@ from pathlib import Path
 import pytest
 
 import sparkd
-from sparkd.adapters import children as module
+from sparkd.adapters import children as backend
+from sparkd.adapters import proctree
+from sparkd.adapters import unittree as module
 from sparkd.adapters.children import Children
 from sparkd.adapters.proctree import snapshot
 from sparkd.core.events import UnitEmptied, UnitExited, UnitStarted, UnitUnkillable
@@ -383,7 +386,7 @@ def test_a_disguised_orphan_is_the_unit_that_it_was_learned_for(play, child) -> 
 
 def test_sigkill_is_not_taken_back(play) -> None:
     async def scenario(_: World) -> None:
-        tree = module._Tree(lambda _: False)
+        tree = module.Tree(lambda _: False)
         tree.order(signal.SIGTERM)
         tree.order(signal.SIGKILL)
         tree.order(signal.SIGTERM)
@@ -577,7 +580,7 @@ def test_a_hanging_proc_file_delays_a_stop_but_does_not_prevent_it(play, monkeyp
             event.wait(DEADLINE_S)
         return snapshot(*args, read_marks=False)
 
-    monkeypatch.setattr(module, "snapshot", hanging)
+    monkeypatch.setattr(backend, "snapshot", hanging)
     monkeypatch.setattr(module, "SCAN_DEADLINE_S", 0.05)
 
     async def scenario(world: World) -> None:
@@ -601,3 +604,25 @@ def test_units_outlive_the_daemon(play) -> None:
         assert alive(pid)
 
     play(scenario)
+
+
+def test_not_to_see_is_not_to_be_gone(play, monkeypatch) -> None:
+    """Out of descriptors, nothing is told empty; what was ordered reaches the root all the same."""
+
+    def scandir(_path: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def story(world: World) -> None:
+        await world.start(world.python("say('up'); time.sleep(60)"))
+        await world.heard("up")
+        with monkeypatch.context() as blind:
+            blind.setattr(proctree.os, "scandir", scandir)
+            with pytest.raises(OSError, match="too many"):
+                await world.children.names(UnitName.SERVE, 7)
+            stopping = asyncio.ensure_future(world.children.stop(UnitName.SERVE, 7, 0.2))
+            assert isinstance(await world.next(), UnitExited)
+            assert world.events.empty()
+        assert isinstance(await world.next(), UnitEmptied)
+        await stopping
+
+    play(story)

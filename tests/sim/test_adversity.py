@@ -265,3 +265,27 @@ def test_a_raylet_that_never_came_up_is_no_evidence_of_its_death() -> None:
 
     assert world.phase is Phase.FORMING
     assert not world.head.state.coordinator.recent
+
+
+def test_nothing_is_called_stopped_before_leftovers_were_looked_for() -> None:
+    world = World()
+    swept = world._do_SweepLeftovers
+    world._do_SweepLeftovers = lambda node, command: world.at(3.0, lambda: swept(node, command))
+    world.run_for(0.2)
+
+    for node in world.nodes.values():
+        world.tell(node, ev.OperatorAsked(ev.Verb.SHUTDOWN))
+    world.run_for(2.0)
+    assert all(node.up for node in world.nodes.values())
+
+    world.run_until(lambda: not any(node.up for node in world.nodes.values()), limit_s=60)
+
+
+def test_what_processes_say_of_our_own_fence_decides_nothing() -> None:
+    world = started()
+    world.kill("spark-a", SERVE, code=1, signal=None)
+    world.run_for(0.05)
+    world.signal("spark-b", "ray_node_died")
+    world.run_until(lambda: bool(world.records(Remedied)))
+
+    assert world.records(Remedied)[0].diagnosis.cause == "unknown"

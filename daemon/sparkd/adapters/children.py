@@ -18,8 +18,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -27,17 +26,14 @@ from signal import Signals
 import structlog
 
 from sparkd.adapters.proctree import (
-    PROCESS_GROUP,
     VARIABLE,
     Identity,
     Mark,
     Process,
     become_subreaper,
     grow,
-    kill,
     lineage,
     off_loop,
-    open_pidfd,
     read_name,
     read_process,
     reap,
@@ -45,6 +41,7 @@ from sparkd.adapters.proctree import (
     spawn,
     strays,
 )
+from sparkd.adapters.unittree import UNWATCHED_RETRY_S, Tree
 from sparkd.core.events import UnitEmptied, UnitExited, UnitStarted, UnitUnkillable
 from sparkd.engines.model import Rendered
 from sparkd.ports import Emit
@@ -60,123 +57,8 @@ LEARN_EVERY_S = 2.0
 SCAN_DEADLINE_S = 1.0
 # What earlier daemons left gets this long to remove its shared memory before SIGKILL.
 SWEEP_GRACE_S = 2.0
-# Most pidfds of one tree: the usual limit of open files is 1024. The rest follows when these are gone.
-WATCHED_MAX = 512
-# Pause before another look where nobody found could be watched (just gone, or no file descriptor is left).
-UNWATCHED_RETRY_S = 0.05
 # The kernel's OOM killer takes the engine before the daemon and sshd, Ray's own workers (1000) first of all.
 OOM_SCORE_ADJ = 500
-
-
-@dataclass(slots=True)
-class _Member:
-    """One living process of a tree, by its pidfd; `sent` is the last order that it was killed with."""
-
-    process: Process
-    fd: int
-    sent: Signals | None = None
-
-
-class _Tree:
-    """The processes of one unit: who is known, who is watched, what was ordered."""
-
-    def __init__(self, wants: Callable[[Mark], bool], root: Process | None = None, root_fd: int = -1) -> None:
-        self.wants = wants
-        self.root = root
-        self.root_fd = root_fd
-        self.known: set[Identity] = {root.identity} if root else set()
-        self.sessions: set[int] = {root.pid} if root else set()
-        self.members: dict[Identity, _Member] = {}
-        self.groups: frozenset[int] = frozenset()
-        self.signal: Signals | None = None
-        self.exited, self.emptied, self.changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.watcher: asyncio.Task[None] | None = None
-        if root is None:
-            self.exited.set()
-
-    def seeds(self, processes: Iterable[Process]) -> set[int]:
-        """Return the pids that are this tree's by mark, by earlier knowledge or by session."""
-        since = self.root.start_ticks if self.root else 0
-        return {
-            p.pid
-            for p in processes
-            if p.identity in self.known
-            or (p.session in self.sessions and p.start_ticks >= since)
-            or (p.mark is not None and self.wants(p.mark))
-        }
-
-    def learn(self, found: Iterable[Process]) -> None:
-        """Remember who belongs to the tree now; sessions count when their leader does."""
-        found = tuple(found)
-        self.known = {p.identity for p in found}
-        led = {p.pid for p in found if p.session == p.pid}
-        self.sessions = {p.session for p in found if p.session in led or p.session in self.sessions}
-        if self.root:
-            self.known.add(self.root.identity)
-
-    def adopt(self, found: Iterable[Process], proc_root: Path) -> bool:
-        """Watch those not watched yet; return whether there were any."""
-        before = len(self.members)
-        for process in found:
-            if process.identity in self.members or len(self.members) >= WATCHED_MAX:
-                continue
-            fd = open_pidfd(process, proc_root)
-            if fd is not None:
-                self.members[process.identity] = _Member(process, fd)
-                asyncio.get_running_loop().add_reader(fd, self._gone, process.identity)
-        return len(self.members) > before
-
-    def order(self, number: Signals) -> None:
-        """Kill all members with *number*, now and as they are found; never falls back from SIGKILL."""
-        if self.signal is not Signals.SIGKILL:
-            self.signal = number
-        self.apply()
-        self.changed.set()
-
-    def apply(self) -> None:
-        """Carry out what was ordered on those that it was not yet.
-
-        SIGKILL goes to whole process groups first, in one go: who forks faster than /proc is read is caught
-        only so. A group's number is safe in the pidfd of its leader, even of one that has ended.
-        """
-        fresh = [m for m in self.members.values() if self.signal and m.sent is not self.signal]
-        if fresh and self.signal is Signals.SIGKILL:
-            if self.root and self.root_fd >= 0 and self.root.pid in self.groups:
-                kill(self.root_fd, Signals.SIGKILL, PROCESS_GROUP)
-            for member in fresh:
-                if member.process.pid in self.groups:
-                    kill(member.fd, Signals.SIGKILL, PROCESS_GROUP)
-        for member in fresh:
-            member.sent = self.signal
-            kill(member.fd, self.signal or Signals.SIGTERM)
-
-    async def emptied_within(self, timeout_s: float) -> bool:
-        """Wait for the tree's end; return whether it came."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.emptied.wait(), timeout_s)
-        return self.emptied.is_set()
-
-    def close(self) -> None:
-        """Stop watching; ends nobody."""
-        if self.watcher:
-            self.watcher.cancel()
-        for identity in tuple(self.members):
-            self._gone(identity)
-        self.close_root()
-
-    def close_root(self) -> None:
-        """Forget the root's pidfd, of no use once the tree is empty."""
-        if self.root_fd >= 0:
-            asyncio.get_running_loop().remove_reader(self.root_fd)
-            os.close(self.root_fd)
-            self.root_fd = -1
-
-    def _gone(self, identity: Identity) -> None:
-        fd = self.members.pop(identity).fd
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
-        if not self.members:
-            self.changed.set()
 
 
 class Children:
@@ -210,7 +92,7 @@ class Children:
         self._oom_score_adj = oom_score_adj
         self._kill_deadline_s = kill_deadline_s
         self._proc = proc_root
-        self._trees: dict[tuple[UnitName, int], _Tree] = {}
+        self._trees: dict[tuple[UnitName, int], Tree] = {}
         self._marks: dict[Identity, Mark] = {}
         self._learner: asyncio.Task[None] | None = None
         become_subreaper()
@@ -231,10 +113,10 @@ class Children:
         path = self._log_dir / str(key[1]) / f"{rendered.unit}.log"
         # Not in a thread: between the fork and the registration nothing else may run.
         pid, fd = spawn(rendered.argv, dict(rendered.env), self._cwd, path)
-        root = read_process(self._proc, pid) or Process(pid, os.getpid(), pid, pid, 0, "Z")
+        root = _seen(self._proc, pid) or Process(pid, os.getpid(), pid, pid, 0, "Z")
         self._trees = {k: t for k, t in self._trees.items() if k[1] == key[1] or not t.emptied.is_set()}
-        tree = self._trees[key] = _Tree(lambda found: found == mark, root, fd)
-        self._raise_oom_score(pid)
+        tree = self._trees[key] = Tree(lambda found: found == mark, root, fd)
+        _raise_oom_score(self._proc, pid, self._oom_score_adj)
         asyncio.get_running_loop().add_reader(fd, self._root_exited, key, tree)
         if self._learner is None or self._learner.done():
             self._learner = asyncio.create_task(self._learn(), name="units-learn")
@@ -244,7 +126,7 @@ class Children:
     async def stop(self, unit: UnitName, generation: int, grace_s: float) -> None:
         """End the unit's whole tree, a unit of an earlier daemon too; see `ports.Units.stop`."""
         mark = Mark(self._cluster, self._node, generation, unit.value)
-        tree = self._trees.setdefault((unit, generation), _Tree(lambda found: found == mark))
+        tree = self._trees.setdefault((unit, generation), Tree(lambda found: found == mark))
         if tree.emptied.is_set():
             self._emit(UnitEmptied(unit, generation))
             return
@@ -265,7 +147,7 @@ class Children:
     async def sweep(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Kill what earlier daemons of this cluster and node left; return (generations, survivors)."""
         own = {(unit.value, number) for (unit, number), t in self._trees.items() if not t.emptied.is_set()}
-        tree = _Tree(lambda mark: self._here(mark) and (mark.unit, mark.generation) not in own)
+        tree = Tree(lambda mark: self._here(mark) and (mark.unit, mark.generation) not in own)
         found = self._members(tree, await self._scan())
         generations = {p.mark.generation for p in found if p.mark}
         self._watch(tree, lambda: None)
@@ -286,7 +168,7 @@ class Children:
             tree.close()
         await asyncio.gather(*(task for task in tasks if task), return_exceptions=True)
 
-    def _root_exited(self, key: tuple[UnitName, int], tree: _Tree) -> None:
+    def _root_exited(self, key: tuple[UnitName, int], tree: Tree) -> None:
         code, number = reap(os.P_PIDFD, tree.root_fd)
         asyncio.get_running_loop().remove_reader(tree.root_fd)
         log.info("unit_exited", unit=key[0].value, generation=key[1], code=code, signal=number)
@@ -294,7 +176,7 @@ class Children:
         tree.exited.set()
         self._watch(tree, partial(self._emit, UnitEmptied(*key)))
 
-    async def _end(self, tree: _Tree, grace_s: float) -> tuple[int, ...]:
+    async def _end(self, tree: Tree, grace_s: float) -> tuple[int, ...]:
         """SIGTERM, after *grace_s* SIGKILL; return the pids that survive both."""
         tree.order(Signals.SIGTERM)
         if await tree.emptied_within(grace_s):
@@ -302,22 +184,32 @@ class Children:
         tree.order(Signals.SIGKILL)
         if await tree.emptied_within(self._kill_deadline_s):
             return ()
-        survivors = tuple(p.pid for p in self._members(tree, await self._scan()))
+        try:
+            survivors = tuple(p.pid for p in self._members(tree, await self._scan()))
+        except OSError:
+            survivors = tuple(pid for pid, _ in tree.members)
         return () if not survivors and await tree.emptied_within(self._kill_deadline_s) else survivors
 
-    def _watch(self, tree: _Tree, emptied: Callable[[], None]) -> None:
+    def _watch(self, tree: Tree, emptied: Callable[[], None]) -> None:
         if tree.watcher is None:
             tree.watcher = asyncio.create_task(self._follow(tree, emptied), name="unit-watch")
 
-    async def _follow(self, tree: _Tree, emptied: Callable[[], None]) -> None:
+    async def _follow(self, tree: Tree, emptied: Callable[[], None]) -> None:
         """Watch the tree until a scan finds nobody of it."""
         while True:
             tree.changed.clear()
-            processes = await self._scan()
+            try:
+                processes = await self._scan()
+            except OSError as error:  # not to see is not to be gone
+                log.warning("scan_impossible", reason=str(error))
+                await tree.wait_blind()
+                continue
             found = self._members(tree, processes)
-            if not found:
-                await tree.exited.wait()
+            if not found and tree.exited.is_set():
                 break
+            if not found:  # the root has ended and is about to be reaped, or it was not seen
+                await tree.wait_blind()
+                continue
             tree.learn(found)
             fresh = tree.adopt(found, self._proc)
             mine = {p.pid for p in found}
@@ -333,7 +225,7 @@ class Children:
         tree.emptied.set()
         emptied()
 
-    def _members(self, tree: _Tree, processes: dict[int, Process]) -> tuple[Process, ...]:
+    def _members(self, tree: Tree, processes: dict[int, Process]) -> tuple[Process, ...]:
         """Return the living processes of the tree."""
         seeds = tree.seeds(processes.values())
         if all(other is tree or other.emptied.is_set() for other in self._trees.values()):
@@ -361,16 +253,19 @@ class Children:
     async def _learn(self) -> None:
         """Learn who belongs to which tree while descent still tells it."""
         while not all(tree.emptied.is_set() for tree in self._trees.values()):
-            processes = await self._scan()
-            for tree in self._trees.values():
-                if not tree.emptied.is_set():
-                    tree.learn(self._members(tree, processes))
+            with contextlib.suppress(OSError):
+                processes = await self._scan()
+                for tree in self._trees.values():
+                    if not tree.emptied.is_set():
+                        tree.learn(self._members(tree, processes))
             await asyncio.sleep(LEARN_EVERY_S)
 
-    def _raise_oom_score(self, pid: int) -> None:
-        if self._oom_score_adj is not None:
-            with contextlib.suppress(OSError):
-                (self._proc / str(pid) / "oom_score_adj").write_text(str(self._oom_score_adj))
+
+def _seen(proc_root: Path, pid: int) -> Process | None:
+    try:
+        return read_process(proc_root, pid)
+    except OSError:
+        return None
 
 
 def _verify(rendered: Rendered, mark: Mark) -> None:
@@ -382,3 +277,9 @@ def _verify(rendered: Rendered, mark: Mark) -> None:
         raise OSError(errno.EINVAL, f"{VARIABLE} must be {mark}, is {env.get(VARIABLE)}")
     if env.get("SPT_NOENV") != "1":
         log.warning("environment_may_be_overwritten", unit=rendered.unit.value, missing="SPT_NOENV=1")
+
+
+def _raise_oom_score(proc_root: Path, pid: int, score: int | None) -> None:
+    if score is not None:
+        with contextlib.suppress(OSError):
+            (proc_root / str(pid) / "oom_score_adj").write_text(str(score))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -90,11 +91,20 @@ def parse_mark(text: str) -> Mark | None:
     return Mark(parts[0], parts[1], int(parts[2][:18]), parts[3])
 
 
+BLIND = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""We could not look, which says nothing of who is there."""
+
+
 def _read(path: str, limit_bytes: int) -> bytes:
-    """Return the start of a proc file, empty where it cannot be read (gone, forbidden)."""
+    """Return the start of a proc file, empty where it cannot be read (gone, forbidden).
+
+    Raises OSError where this process is out of descriptors or memory: not to see is not to be gone.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in BLIND:
+            raise
         return b""
     try:
         parts, left = [], limit_bytes
@@ -134,10 +144,12 @@ def read_mark(proc_root: Path, pid: int) -> Mark | None:
 def snapshot(
     proc_root: Path, marks: Mapping[Identity, Mark], *, read_marks: bool = True
 ) -> dict[int, Process]:
-    """Return every process by pid. *marks* are known already and not read again."""
+    """Return every process by pid. *marks* are known already and not read again. Raises OSError (`BLIND`)."""
     try:
         names = [entry.name for entry in os.scandir(proc_root)]
-    except OSError:
+    except OSError as error:
+        if error.errno in BLIND:
+            raise
         names = []
     processes = {}
     for pid in sorted(int(name) for name in names if name.isascii() and name.isdecimal()):
@@ -284,7 +296,10 @@ def become_subreaper() -> None:
 
 
 async def off_loop(work: Callable[[], _T], timeout_s: float) -> _T:
-    """Return the result of *work*, done in a thread that may hang for ever without holding up the exit."""
+    """Return the result of *work*, done in a thread that may hang for ever without holding up the exit.
+
+    Raises what *work* raises of OSError, and TimeoutError.
+    """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[_T] = loop.create_future()
 
@@ -292,10 +307,16 @@ async def off_loop(work: Callable[[], _T], timeout_s: float) -> _T:
         if not result.done():
             result.set_result(value)
 
+    def fail(error: OSError) -> None:
+        if not result.done():
+            result.set_exception(error)
+
     def run() -> None:
-        value = work()
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            loop.call_soon_threadsafe(deliver, value)
+            try:
+                loop.call_soon_threadsafe(deliver, work())
+            except OSError as error:
+                loop.call_soon_threadsafe(fail, error)
 
     try:
         threading.Thread(target=run, name="proc-scan", daemon=True).start()

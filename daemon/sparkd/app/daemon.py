@@ -63,7 +63,6 @@ class Daemon:
         self._instance = uuid.uuid4().hex
         self._ended = asyncio.Event()
         self._exit_code = 0
-        self._asked = False
         _make_directories(loaded)
         self._lock = _take_lock(Path(loaded.paths.state_dir))
         self._store = DiskStore(Path(loaded.paths.state_dir), asked=policy.settings, wall=time.time)
@@ -139,7 +138,14 @@ class Daemon:
         tasks = [asyncio.create_task(keep_up(name, pump, failed), name=name) for name, pump in pumps.items()]
         loop = asyncio.create_task(self._loop.run(), name="loop")
         loop.add_done_callback(self._loop_ended)
-        return [*tasks, loop, asyncio.create_task(self._people.recall(), name="recall")]
+        return [*tasks, loop, asyncio.create_task(self._recall_history(), name="recall")]
+
+    async def _recall_history(self) -> None:
+        """An incident that a daemon did not live to close ended with it; then what people see is read."""
+        for record in await self._people.interrupted(self._loop.state):
+            await self._store.append([record])
+            self._logs.records([record])
+        await self._people.recall()
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """The single writer never ends by itself: a defect, and the service manager starts us anew."""
@@ -161,9 +167,12 @@ class Daemon:
 
     def _asked_to_end(self) -> None:
         """First: end this node's part of the engine, then this daemon. Again: end at once."""
-        if self._asked:
+        state = self._loop.state
+        again = state.leaving_since_s is not None
+        if state.coordinator is not None:
+            again = state.coordinator.shutdown
+        if again:
             self.end(1)
-        self._asked = True
         log.info("ending", note="stops this node's part of the engine first; a second signal ends at once")
         self._loop.emit(OperatorAsked(verb=Verb.SHUTDOWN, by="signal"))
 

@@ -13,6 +13,8 @@ from sparkd.config import Loaded
 from sparkd.core.events import OperatorAsked, Verb
 from sparkd.core.messages import MemberStatus, Report
 from sparkd.core.publish import reports_from, status_of
+from sparkd.core.records import IncidentClosed, Times
+from sparkd.core.state import State
 from sparkd.export.metrics import Metrics
 from sparkd.export.page import page
 from sparkd.export.status import About, ready, status_view
@@ -44,6 +46,28 @@ class People:
             self._learned = await self._store.view.learned()
         except HistoryUnreadableError as error:
             log.warning("history unreadable", reason=str(error))
+
+    async def interrupted(self, state: State) -> list[IncidentClosed]:
+        """Return ends for incidents of earlier daemons that have none."""
+        try:
+            known = await self._store.view.incidents()
+        except HistoryUnreadableError:
+            return []
+        lead = state.coordinator
+        mine = lead.incident.number if lead is not None and lead.incident is not None else None
+        return [
+            IncidentClosed(
+                incident=entry["incident"],
+                outcome="interrupted",
+                cause=entry["cause"] or "unknown",
+                generation=entry["generation"] or 0,
+                relaunches=entry["relaunches"] or 0,
+                times=Times(detected_s=0.0),
+                needs="",
+            )
+            for entry in known
+            if entry["outcome"] is None and entry["incident"] != mine
+        ]
 
     def http_views(self) -> http_api.Views:
         """Return what the HTTP handlers ask."""

@@ -214,7 +214,9 @@ def _stopping(turn: Turn) -> None:
     if turn.lead.epoch:
         in_order = not turn.due(patient_until_s)
         fence.demand(turn, _still_wanted(turn) if in_order else {}, grace_s)
-    if not turn.lead.epoch or fence.is_emptied(turn) or turn.due(patient_until_s + stage_s):
+    # What an earlier daemon left has to be looked for first: until then nobody knows what runs here.
+    done = turn.member.swept and (not turn.lead.epoch or fence.is_emptied(turn))
+    if done or turn.due(patient_until_s + stage_s):
         _note_stopped(turn)
 
 
@@ -226,7 +228,7 @@ def _note_stopped(turn: Turn) -> None:
     if nodes := fence.unkillable(turn):
         turn.set_lead(needs=f"reboot {', '.join(nodes)}: processes survive SIGKILL")
     incident.close(turn, "stopped")
-    turn.set_lead(stop_wanted=False)
+    turn.set_lead(stop_wanted=False, waiting=())
     turn.move(Phase.STOPPED, "stopped as asked")
 
 

@@ -195,6 +195,8 @@ def _leave(turn: Turn) -> None:
     since_s = turn.state.leaving_since_s
     if since_s is None or turn.state.ending:
         return
+    if not turn.member.swept and not turn.due(since_s + LEAVING_PATIENCE_S):
+        return  # nobody knows yet what an earlier daemon left here
     if not alive(turn) or all(unit.state is UnitState.UNKILLABLE for unit in alive(turn)):
         turn.set_state(ending=True)
         turn.order(EndDaemon())

@@ -116,7 +116,7 @@ class Remedied:
 
 @dataclass(frozen=True, slots=True)
 class IncidentClosed:
-    """The incident ended: recovered, escalated or stopped."""
+    """The incident ended: recovered, escalated, stopped, or interrupted (its daemon ended before it)."""
 
     incident: int
     outcome: str

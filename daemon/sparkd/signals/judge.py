@@ -76,10 +76,11 @@ def judge(evidence: Evidence) -> Diagnosis:
     if not signals:
         return _unexplained(evidence, exits)
     ended = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits)
-    consequences = (
-        *precedence.consequences(signals, frozenset(end.node for end in exits)),
-        *precedence.after_our_fence(signals, evidence.fence_at_s, ended),
-    )
+    ours = precedence.after_our_fence(signals, evidence.fence_at_s, ended)
+    signals = tuple(s for s in signals if s not in ours)
+    if not signals:
+        return _unexplained(evidence, exits)
+    consequences = precedence.consequences(signals, frozenset(end.node for end in exits))
     open_signals = [s for s in signals if s not in consequences] or list(signals)
     root = _relayed(_root(open_signals), open_signals)
     return _diagnose(root, signals, evidence)
