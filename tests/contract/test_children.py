@@ -581,7 +581,7 @@ def test_a_hanging_proc_file_delays_a_stop_but_does_not_prevent_it(play, monkeyp
         return snapshot(*args, read_marks=False)
 
     monkeypatch.setattr(backend, "snapshot", hanging)
-    monkeypatch.setattr(module, "SCAN_DEADLINE_S", 0.05)
+    monkeypatch.setattr(backend, "SCAN_DEADLINE_S", 0.05)
 
     async def scenario(world: World) -> None:
         pid = await world.start(world.python("say('up'); rest()"))
