@@ -207,7 +207,7 @@ def make(
         model=make_model(directory / "model"),
         backend=backend,
         bin=programs,
-        env="".join(f', {name} = "{value}"' for name, value in (env or {}).items()),
+        env="".join(f", {name} = {json.dumps(value)}" for name, value in (env or {}).items()),
         home=directory / "home",
         faults=directory / "faults.json",
         python=sys.executable,
