@@ -15,8 +15,8 @@ from sparkd.core import events as ev
 from sparkd.core.policy import Policy
 from sparkd.core.publish import reports_from, status_of
 from sparkd.core.records import InvariantBroken, PhaseChanged, Record
-from sparkd.core.state import Remembered, State, initial
-from sparkd.core.step import next_deadline, step
+from sparkd.core.state import AT_ONCE, Remembered, State, initial
+from sparkd.core.step import Step, next_deadline, step
 from sparkd.signals.model import MemorySample, Proof, Quantity, Signal
 from sparkd.words import GIB, Backend, Phase, Settings, Stamp, UnitName
 
@@ -175,6 +175,7 @@ class World:
         if not node.up:
             return
         result = step(node.state, (event,), self.now, node.policy)
+        self._check_economy(node, event, result)
         node.state = result.state
         node.records += result.records
         broken = [r for r in result.records if isinstance(r, InvariantBroken)]
@@ -182,6 +183,13 @@ class World:
         for command in result.commands:
             self._do(node, command)
         self._arm(node)
+
+    def _check_economy(self, node: Sim, event: ev.Event, result: Step) -> None:
+        """What a step leaves out because nothing is news or due would have changed nothing."""
+        everything = step(replace(node.state, wakes=AT_ONCE), (event,), self.now, node.policy)
+        assert everything.commands == result.commands, event
+        assert everything.records == result.records, event
+        assert replace(everything.state, wakes=()) == replace(result.state, wakes=()), event
 
     def _arm(self, node: Sim) -> None:
         deadline = next_deadline(node.state)

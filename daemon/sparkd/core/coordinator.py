@@ -34,9 +34,9 @@ MOVES_MAX = 8
 def decide(turn: Turn) -> None:
     """Order what the cluster needs now."""
     _renew_epoch(turn)
-    _note_peers(turn)
     for _ in range(MOVES_MAX):
         before = turn.lead.phase
+        _note_peers(turn)
         _obey(turn)
         PHASES[turn.lead.phase](turn)
         if turn.lead.phase is before:
@@ -176,8 +176,6 @@ def _verifying(turn: Turn) -> None:
 
 
 def _serving(turn: Turn) -> None:
-    watch.probe_engine(turn)
-    watch.probe_membership(turn)
     watch.check_ray(turn)
     if turn.lead.phase is Phase.SERVING:
         watch.check_serving(turn)
@@ -258,9 +256,6 @@ def _stopped(turn: Turn) -> None:
 
 def _paused(turn: Turn) -> None:
     """Watch and report, change nothing; back to where the pause came from."""
-    if turn.lead.paused_from is Phase.SERVING:
-        watch.probe_engine(turn)
-        watch.probe_membership(turn)
     if not turn.lead.pause_wanted:
         watch.renew(turn)
         turn.move(turn.lead.paused_from, "resumed")

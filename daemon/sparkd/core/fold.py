@@ -1,5 +1,8 @@
 """Every event folded into the state: what was observed, nothing decided.
 
+An observation that only confirms what is known is written as such (`Turn.confirm_…`): it moves a silence
+later and leaves everything that was decided as it is.
+
 An event of a generation that is over changes no observation of the one that runs. Decisions follow in
 `member` and `coordinator`, from the state alone, so the order of events within a step does not matter.
 """
@@ -12,10 +15,12 @@ from typing import Any
 
 from sparkd.core import events as ev
 from sparkd.core import incident, member, membership, watch
+from sparkd.core.evolve import evolve
 from sparkd.core.messages import UnitState
+from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import REPORTS_MAX, Peer, Unit, Watch
-from sparkd.core.turn import Turn
+from sparkd.core.turn import Concern, Turn
 from sparkd.signals.model import Proof, Signal
 from sparkd.words import Stamp, UnitName
 
@@ -61,7 +66,11 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     peer = turn.state.peer(telemetry.node)
     if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
         return
-    turn.set_peer(peer, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
+    changes = {"telemetry": telemetry, "heard_at_s": turn.now, "mqtt_at_s": turn.now}
+    if membership.is_heard(turn, peer):
+        turn.confirm_peer(peer, changes)
+    else:
+        turn.set_peer(peer, **changes)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
@@ -73,8 +82,15 @@ def _will(turn: Turn, event: ev.WillReceived) -> None:
 
 def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
     peer = turn.state.peer(event.node)
-    if peer is not None:
-        turn.set_peer(peer, probing=False, will=False, probe_reason="" if event.reached else event.reason)
+    if peer is None:
+        return
+    reason = "" if event.reached else event.reason
+    changes = {"probing": False, "will": False, "probe_reason": reason}
+    turn.wake_for(Concern.SAY, peer.probed_at_s + PROBE_PEER_EVERY_S)
+    if reason == peer.probe_reason:
+        turn.confirm_peer(peer, changes)
+    else:
+        turn.set_peer(peer, **changes)
 
 
 def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:
@@ -157,12 +173,16 @@ def _phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
     # Progress belongs to the phase that shows it: the shards of a load say nothing of a capture.
     shown = event if event.done is not None or event.phase is not None else known
     progress = replace(shown, phase=phase) if shown is not None else None
-    turn.set_watch(
-        progress=progress,
-        progress_at_s=turn.now,
-        kv_cache_bytes=event.kv_cache_bytes or seen.kv_cache_bytes,
-        rate_tok_s=seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
-    )
+    changes = {
+        "progress": progress,
+        "progress_at_s": turn.now,
+        "kv_cache_bytes": event.kv_cache_bytes or seen.kv_cache_bytes,
+        "rate_tok_s": seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
+    }
+    if known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done):
+        turn.confirm_watch(**changes)
+    else:
+        turn.set_watch(**changes)
 
 
 def _watch_of(turn: Turn, generation: int) -> Watch | None:
@@ -188,11 +208,23 @@ def _sees(turn: Turn, signal: Signal) -> None:
 
 
 def _membership(turn: Turn, event: ev.MembershipObserved) -> None:
-    if _watch_of(turn, event.generation) is None:
+    before = _watch_of(turn, event.generation)
+    if before is None:
         return
-    turn.set_watch(probing_membership=False, membership_why=event.reason)
-    if event.nodes is not None:
-        turn.set_watch(membership=event, membership_ok_at_s=turn.now)
+    turn.wake_for(Concern.PROBE, watch.next_membership_s(turn))
+    if event.nodes is None:
+        turn.set_watch(probing_membership=False, membership_why=event.reason)
+        return
+    changes = {
+        "probing_membership": False,
+        "membership_why": event.reason,
+        "membership": event,
+        "membership_ok_at_s": turn.now,
+    }
+    if before.membership is not None and before.membership.nodes == event.nodes:
+        turn.confirm_watch(**changes)
+    else:
+        turn.set_watch(**changes)
 
 
 def _engine(turn: Turn, event: ev.EngineObserved) -> None:
@@ -206,13 +238,29 @@ def _engine(turn: Turn, event: ev.EngineObserved) -> None:
     since_s = before.outstanding_since_s
     if known:
         since_s = (since_s if since_s is not None else turn.now) if busy else None
-    turn.set_watch(
-        probing_engine=False,
-        engine=event,
-        tokens_total=tokens,
-        token_at_s=turn.now if grew else before.token_at_s,
-        canary_misses=0 if grew else before.canary_misses,
-        outstanding_since_s=since_s,
+    changes = {
+        "probing_engine": False,
+        "engine": event,
+        "tokens_total": tokens,
+        "token_at_s": turn.now if grew else before.token_at_s,
+        "canary_misses": 0 if grew else before.canary_misses,
+        "outstanding_since_s": since_s,
+    }
+    turn.wake_for(Concern.PROBE, watch.next_engine_s(turn))
+    if _same_engine(before, event, since_s, grew=grew):
+        turn.confirm_watch(**changes)
+    else:
+        turn.set_watch(**changes)
+
+
+def _same_engine(before: Watch, event: ev.EngineObserved, since_s: float | None, *, grew: bool) -> bool:
+    """Whether nothing is decided otherwise for it; a first token after a canary brings the next one near."""
+    known = before.engine
+    return (
+        known is not None
+        and (known.answered, known.healthy) == (event.answered, event.healthy)
+        and before.outstanding_since_s == since_s
+        and not (grew and before.token_at_s <= before.canary_done_at_s)
     )
 
 
@@ -232,7 +280,11 @@ def _canary(turn: Turn, event: ev.CanaryAnswered) -> None:
 
 
 def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
-    turn.set_member(memory=event.sample)
+    before = turn.member
+    if before.fenced_generation < before.emptied_generation:
+        turn.set_member(memory=event.sample)  # it is waited for
+    else:
+        turn.confirm_state(member=evolve(before, {"memory": event.sample}))
 
 
 def _model(turn: Turn, event: ev.ModelChecked) -> None:
@@ -276,11 +328,10 @@ def _stalled(turn: Turn, event: ev.LoopStalled) -> None:
 
 
 def _renewed(peer: Peer, now: float) -> Peer:
-    never = peer.heard_at_s == float("-inf")
+    if peer.heard_at_s == float("-inf"):
+        return peer
     heard_by_mqtt = peer.mqtt_at_s != float("-inf")
-    return (
-        peer if never else replace(peer, heard_at_s=now, mqtt_at_s=now if heard_by_mqtt else peer.mqtt_at_s)
-    )
+    return replace(peer, heard_at_s=now, mqtt_at_s=now if heard_by_mqtt else peer.mqtt_at_s)
 
 
 def _timer(_turn: Turn, _event: ev.TimerFired) -> None:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from sparkd.core import fence, incident, watch
 from sparkd.core.membership import head_joined, unproven
-from sparkd.core.messages import UnitState
 from sparkd.core.phases import ENGINE, is_forward
 from sparkd.core.records import Verified
 from sparkd.core.state import Watch
@@ -55,22 +54,12 @@ def form(turn: Turn) -> None:
     observed = turn.lead.watch.membership
     joined = names if head_joined(observed, turn.policy) else [turn.policy.head]
     fence.demand(turn, dict.fromkeys(joined, (UnitName.RAY,)), grace_s)
-    if _ray_runs(turn):
-        watch.probe_membership(turn)
     lacking = unproven(observed, turn.policy)
     if lacking is None:
         turn.move(Phase.RESOLVING_CONFIG, f"{len(names)} of {len(names)} Ray nodes, addresses as configured")
         _demand_serve(turn)
     elif turn.due(turn.lead.phase_since_s + (turn.policy.budget_of(Phase.FORMING) or 0.0)):
         _fail_forming(turn, *lacking)
-
-
-def _ray_runs(turn: Turn) -> bool:
-    generation = turn.lead.generation
-    return any(
-        unit.unit is UnitName.RAY and unit.generation == generation and unit.state is UnitState.RUNNING
-        for unit in turn.member.units
-    )
 
 
 def _demand_serve(turn: Turn) -> None:
@@ -102,9 +91,7 @@ def demand_running(turn: Turn) -> None:
 def follow(turn: Turn) -> None:
     """Follow the engine's own phases; notice a start that stands still."""
     _advance(turn)
-    watch.probe_membership(turn)
     watch.check_ray(turn)
-    watch.probe_engine(turn)
     if turn.lead.phase in ENGINE and watch.serve_is_up(turn):
         # Whatever its output says or no longer says: a real generation decides next.
         turn.move(Phase.VERIFYING, "the API server answers")
@@ -139,7 +126,6 @@ def _shards(turn: Turn) -> str:
 
 def verify(turn: Turn) -> None:
     """Only a real generation makes it serving."""
-    watch.probe_membership(turn)
     watch.check_ray(turn)
     if turn.lead.phase is not Phase.VERIFYING:
         return

@@ -8,7 +8,7 @@ again, and an order acts only where it names the addressee's instance.
 from __future__ import annotations
 
 from sparkd.core.events import IntentReceived, MembershipObserved, Path, StatusReceived
-from sparkd.core.messages import Intent, MemberStatus, UnitState
+from sparkd.core.messages import Intent, MemberStatus, UnitState, same_level
 from sparkd.core.policy import Policy
 from sparkd.core.records import PeerChanged
 from sparkd.core.state import RETIRED_MAX, Peer, State
@@ -46,18 +46,21 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
     if changed:
         turn.note(PeerChanged(node=status.node, present=True, reason="its sparkd was started anew"))
     by_mqtt = event.path is Path.MQTT
-    turn.set_peer(
-        peer,
-        status=status,
-        heard_at_s=turn.now,
-        mqtt_at_s=turn.now if by_mqtt else peer.mqtt_at_s,
-        http_at_s=peer.http_at_s if by_mqtt else turn.now,
-        fresh=fresh,
+    changes = {
+        "status": status,
+        "heard_at_s": turn.now,
+        "mqtt_at_s": turn.now if by_mqtt else peer.mqtt_at_s,
+        "http_at_s": peer.http_at_s if by_mqtt else turn.now,
+        "fresh": fresh,
         # What a probe said is over once the peer is heard: nobody asks again, so nobody knows.
-        probe_reason="" if by_mqtt else peer.probe_reason,
-        retired=retired,
-        received_seq=0 if changed else peer.received_seq,
-    )
+        "probe_reason": "" if by_mqtt else peer.probe_reason,
+        "retired": retired,
+        "received_seq": 0 if changed else peer.received_seq,
+    }
+    if fresh == peer.fresh and same_level(before, status) and (not by_mqtt or is_heard(turn, peer)):
+        turn.confirm_peer(peer, changes)
+    else:
+        turn.set_peer(peer, **changes)
 
 
 def fold_intent(turn: Turn, event: IntentReceived) -> None:
@@ -100,6 +103,11 @@ def _differing_plan(intent: Intent, state: State, policy: Policy) -> str | None:
     if dict(intent.node_digests).get(state.node) != policy.node_digest:
         return "rendering_changed"
     return None
+
+
+def is_heard(turn: Turn, peer: Peer) -> bool:
+    """Return whether the peer was heard through the broker lately: another word of it is no news."""
+    return turn.now < peer.mqtt_at_s + turn.policy.peer_silence_s
 
 
 def is_present(turn: Turn, peer: Peer) -> bool:

@@ -6,8 +6,9 @@ levels: a status repeats what was applied and reached, so a lost message is only
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 
 from sparkd.signals.model import Signal
 from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
@@ -121,6 +122,15 @@ class MemberStatus:
     total_bytes: int | None = None
     pressure_percent: float | None = None
     version: str = ""
+
+
+_MOVING = ("available_bytes", "total_bytes", "pressure_percent")
+_level = attrgetter(*(f.name for f in fields(MemberStatus) if f.name not in _MOVING))
+
+
+def same_level(before: MemberStatus | None, after: MemberStatus) -> bool:
+    """Return whether two statuses say the same; memory moves all the time and rides along."""
+    return before is not None and bool(_level(before) == _level(after))
 
 
 @dataclass(frozen=True, slots=True)

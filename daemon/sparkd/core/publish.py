@@ -10,7 +10,8 @@ from sparkd.core.commands import (
     PublishStatus,
     PublishTelemetry,
 )
-from sparkd.core.messages import MemberStatus, Report, Telemetry, UnitStatus
+from sparkd.core.evolve import evolve
+from sparkd.core.messages import MemberStatus, Report, Telemetry, UnitStatus, same_level
 from sparkd.core.state import Peer, State
 from sparkd.core.turn import Turn
 from sparkd.words import Phase
@@ -63,19 +64,15 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
 
 def _status(turn: Turn) -> None:
     policy = turn.policy
-    status = status_of(turn.state, policy.shared_digest, policy.node_digest, policy.version)
     published = turn.state.published
-    level = _level(status)
-    changed = level != published.level
-    if changed or turn.due(published.status_at_s + policy.status_every_s):
-        turn.set_state(published=replace(published, level=level, status_at_s=turn.now))
+    due = turn.due(published.status_at_s + policy.status_every_s)
+    if not due and not turn.news:
+        return
+    status = status_of(turn.state, policy.shared_digest, policy.node_digest, policy.version)
+    if due or not same_level(published.level, status):
+        turn.confirm_state(published=evolve(published, {"level": status, "status_at_s": turn.now}))
         turn.order(PublishStatus(status=status))
         turn.wake(turn.now + policy.status_every_s)
-
-
-def _level(status: MemberStatus) -> MemberStatus:
-    """Memory moves all the time; it rides along with what matters."""
-    return replace(status, available_bytes=None, total_bytes=None, pressure_percent=None)
 
 
 def _report(turn: Turn) -> None:
@@ -102,7 +99,7 @@ def _telemetry(turn: Turn) -> None:
     published = turn.state.published
     if not turn.due(published.telemetry_at_s + turn.policy.telemetry_every_s):
         return
-    turn.set_state(published=replace(published, telemetry_at_s=turn.now))
+    turn.confirm_state(published=evolve(published, {"telemetry_at_s": turn.now}))
     turn.wake(turn.now + turn.policy.telemetry_every_s)
     if turn.state.broker:
         turn.order(PublishTelemetry(telemetry=_telemetry_of(turn)))
@@ -151,5 +148,5 @@ def _probe_peer(turn: Turn, peer: Peer) -> None:
         or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S)
     ):
         return
-    turn.set_peer(peer, probing=True, probed_at_s=turn.now)
+    turn.confirm_peer(peer, {"probing": True, "probed_at_s": turn.now})
     turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))

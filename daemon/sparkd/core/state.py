@@ -1,4 +1,7 @@
-"""One frozen tree: folds and references, no raw data. At most `SIGNALS_MAX` signals an incident."""
+"""One frozen tree: folds and references, no raw data. At most `SIGNALS_MAX` signals an incident.
+
+The records that change in most steps have no slots: `evolve` copies their dictionary.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ SIGNALS_MAX = 64
 REPORTS_MAX = 128
 RETIRED_MAX = 32
 CAUSES_MAX = 32
+NEVER_S = float("inf")
+AT_ONCE = (float("-inf"),) * 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Outbox:
         return self.first_seq + len(self.signals) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Published:
     """What was last said, and when; so that only changes and heartbeats are published."""
 
@@ -67,7 +72,7 @@ class Published:
     intent_seq: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Member:
     """The engine's part on this node."""
 
@@ -91,7 +96,7 @@ class Member:
     leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Peer:
     """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet."""
 
@@ -111,7 +116,7 @@ class Peer:
     told_present: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Watch:
     """What is observed of the running generation; everything starts anew with a generation."""
 
@@ -165,7 +170,7 @@ class Incident:
     times: Times | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Coordinator:
     """What only the head has: the engine's phase, the intent, the incident, the budgets."""
 
@@ -194,7 +199,7 @@ class Coordinator:
     paused_from: Phase = Phase.IDLE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """Everything that the core knows.
 
@@ -204,7 +209,7 @@ class State:
         broker_why: why there is no session with the broker, as it was last said.
         told_session: what people were last told of that session, None = nothing yet.
         ending: EndDaemon was ordered.
-        wake_at_s: the core's next deadline, None = none.
+        wakes: when each concern of a step (`turn.Concern`) is due again, at the latest.
         head: the coordinating node's name.
     """
 
@@ -221,7 +226,7 @@ class State:
     told_session: bool | None = None
     leaving_since_s: float | None = None
     ending: bool = False
-    wake_at_s: float | None = None
+    wakes: tuple[float, ...] = AT_ONCE
     head: str = ""
 
     def peer(self, node: str) -> Peer | None:

@@ -2,8 +2,9 @@
 
 Pure: the same state, events, time and policy give the same step, under any hash seed. A step folds every
 event that waits (inputs before timers: no deadline is judged while an answer is queued), lets the member
-and the coordinator decide from the state alone, says what is to be said, and checks the invariants. The
-caller makes the records durable before it carries out what starts something, and steps again at
+and the coordinator decide from the state alone, asks what is due to be asked, says what is to be said, and
+checks the invariants. Where no event was news, only the concerns whose deadline has come are looked at.
+The caller makes the records durable before it carries out what starts something, and steps again at
 `next_deadline(state)` at the latest.
 """
 
@@ -12,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkd.core import coordinator, member, publish, told
+from sparkd.core import coordinator, member, publish, told, watch
 from sparkd.core.commands import Command
 from sparkd.core.events import Event
 from sparkd.core.fold import fold
 from sparkd.core.invariants import check
 from sparkd.core.policy import Policy
 from sparkd.core.records import InvariantBroken, Record
-from sparkd.core.state import State
-from sparkd.core.turn import Turn
+from sparkd.core.state import NEVER_S, State
+from sparkd.core.turn import Concern, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +35,54 @@ class Step:
 
 def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> Step:
     """Return what *events*, in their order, lead to at *now* (monotonic seconds)."""
-    turn = Turn(state=state, now=now, policy=policy)
+    turn = Turn(state=state, now=now, policy=policy, wakes=list(state.wakes))
     for event in events:
         fold(turn, event)
-    if state.coordinator is not None:
-        coordinator.decide(turn)
-    member.decide(turn)
-    if state.coordinator is not None:
-        # The member's answer to a new intent may be there at once: nothing waits for another event.
-        coordinator.decide(turn)
-        coordinator.resend(turn)
-    told.tell(turn)
-    publish.publish(turn)
-    for rule in check(turn.state, policy):
-        turn.note(InvariantBroken(rule=rule))
-    turn.set_state(wake_at_s=turn.wake_at_s)
+    if turn.news or _is_due(turn, Concern.DECIDE):
+        _decide(turn)
+    if turn.news or _is_due(turn, Concern.PROBE):
+        turn.begin(Concern.PROBE)
+        watch.probe(turn)
+    if turn.news or _is_due(turn, Concern.SAY):
+        turn.begin(Concern.SAY)
+        publish.publish(turn)
+    if turn.news:
+        for rule in check(turn.state, policy):
+            turn.note(InvariantBroken(rule=rule))
+    turn.confirm_state(wakes=tuple(turn.wakes))
     return Step(turn.state, tuple(turn.commands), tuple(turn.records))
 
 
 def next_deadline(state: State) -> float | None:
     """Return the monotonic time of the next step without an event, None = none is needed."""
-    return state.wake_at_s
+    at_s = min(state.wakes)
+    return None if at_s == NEVER_S else at_s
+
+
+def _is_due(turn: Turn, concern: Concern) -> bool:
+    return turn.wakes[concern] <= turn.now
+
+
+ROUNDS_MAX = 6
+"""More rounds than orders and answers on one node can chain: a bound, not a schedule."""
+
+
+def _decide(turn: Turn) -> None:
+    """Let coordinator and member answer each other until neither has anything to add.
+
+    Nothing that can be decided now waits for another event.
+    """
+    turn.begin(Concern.DECIDE)
+    leads = turn.state.coordinator is not None
+    for _ in range(ROUNDS_MAX):
+        before = turn.state
+        if leads:
+            coordinator.decide(turn)
+        member.decide(turn)
+        if turn.state is before:
+            break
+    else:
+        turn.wake(turn.now)
+    if leads:
+        coordinator.resend(turn)
+    told.tell(turn)

@@ -1,31 +1,41 @@
-"""One step in the making: the state so far, what goes out, and the earliest deadline.
+"""One step in the making: the state so far, what goes out, and the next deadlines.
 
 A turn lives inside one call of `step` and nowhere else; to the outside the step stays a pure function.
+
+What changes the state is *news*: everything is decided anew. An observation that only confirms what is
+known (a heartbeat, a counter that grew) is written with `confirm_…`: it moves silences later, so nothing
+needs to be decided before the deadlines that stand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from sparkd.core.commands import Command
+from sparkd.core.evolve import evolve
 from sparkd.core.phases import check_move
 from sparkd.core.policy import Policy
 from sparkd.core.records import MessageDropped, PhaseChanged, Record, StampAdvanced
-from sparkd.core.state import Coordinator, Member, Peer, State, Watch
+from sparkd.core.state import NEVER_S, Coordinator, Member, Peer, State
 from sparkd.words import Phase, Stamp
 
 
+class Concern(IntEnum):
+    """The parts of a step, each with a deadline of its own."""
+
+    DECIDE = 0
+    PROBE = 1
+    SAY = 2
+
+
 @dataclass(slots=True)
-class Turn:
-    """Accumulates one step."""
+class Draft:
+    """The state in the making; `news`: something changed that decisions depend on."""
 
     state: State
-    now: float
-    policy: Policy
-    commands: list[Command] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    wake_at_s: float | None = None
+    news: bool = False
 
     @property
     def member(self) -> Member:
@@ -40,26 +50,52 @@ class Turn:
         return self.state.coordinator
 
     def set_state(self, **changes: Any) -> None:
-        """Replace fields of the state."""
-        self.state = replace(self.state, **changes)
+        """Replace fields of the state: news."""
+        self.news = True
+        self.state = evolve(self.state, changes)
 
     def set_member(self, **changes: Any) -> None:
         """Replace fields of the member."""
-        self.set_state(member=replace(self.member, **changes))
+        self.set_state(member=evolve(self.state.member, changes))
 
     def set_lead(self, **changes: Any) -> None:
         """Replace fields of the coordinator."""
-        self.set_state(coordinator=replace(self.lead, **changes))
+        self.set_state(coordinator=evolve(self.lead, changes))
 
     def set_watch(self, **changes: Any) -> None:
         """Replace fields of what is observed of the running generation."""
-        watch: Watch = replace(self.lead.watch, **changes)
-        self.set_lead(watch=watch)
+        self.set_lead(watch=evolve(self.lead.watch, changes))
 
     def set_peer(self, peer: Peer, **changes: Any) -> None:
         """Replace fields of a peer."""
-        new = replace(peer, **changes)
-        self.set_state(peers=tuple(new if p.node == peer.node else p for p in self.state.peers))
+        self.news = True
+        self.confirm_peer(peer, changes)
+
+    def confirm_state(self, **changes: Any) -> None:
+        """Replace fields of the state that no decision needs before its deadline."""
+        self.state = evolve(self.state, changes)
+
+    def confirm_watch(self, **changes: Any) -> None:
+        """Replace fields of the observations, where they only move silences later."""
+        lead = self.lead
+        self.confirm_state(coordinator=evolve(lead, {"watch": evolve(lead.watch, changes)}))
+
+    def confirm_peer(self, peer: Peer, changes: dict[str, Any]) -> None:
+        """Replace fields of a peer, where they only move its silence later."""
+        new = evolve(peer, changes)
+        self.confirm_state(peers=tuple(new if p.node == peer.node else p for p in self.state.peers))
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn(Draft):
+    """Accumulates one step."""
+
+    now: float
+    policy: Policy
+    commands: list[Command] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+    concern: Concern = Concern.DECIDE
 
     def order(self, command: Command) -> None:
         """Add a command."""
@@ -74,8 +110,17 @@ class Turn:
         self.note(MessageDropped(kind=kind, reason=reason, sender=sender))
 
     def wake(self, at_s: float) -> None:
-        """Ask to be stepped again at *at_s* at the latest."""
-        self.wake_at_s = at_s if self.wake_at_s is None else min(self.wake_at_s, at_s)
+        """Ask that what is being decided is decided again at *at_s* at the latest."""
+        self.wake_for(self.concern, at_s)
+
+    def wake_for(self, concern: Concern, at_s: float) -> None:
+        """Ask that *concern* is looked at at *at_s* at the latest."""
+        self.wakes[concern] = min(self.wakes[concern], at_s)
+
+    def begin(self, concern: Concern) -> None:
+        """Begin a part of the step; its deadlines are found anew."""
+        self.concern = concern
+        self.wakes[concern] = NEVER_S
 
     def due(self, at_s: float) -> bool:
         """Return whether *at_s* has come; where it has not, be stepped again then."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from sparkd.core.commands import ProbeEngine, ProbeMembership, SendCanary
 from sparkd.core.incident import observe_failure
 from sparkd.core.membership import lost_nodes
+from sparkd.core.messages import UnitState
+from sparkd.core.phases import ENGINE, LIVE
 from sparkd.core.turn import Turn
-from sparkd.words import Backend, Phase
+from sparkd.words import Backend, Phase, UnitName
 
 CANARY_PROMPTLY_S = 15.0
 """A canary so long after the last token of an engine that was busy: a hang is found before the next one."""
@@ -26,14 +28,42 @@ CANARY_MISSES_MAX = 3
 """So many answered but wrong canaries in a row end a generation (one may meet a full queue)."""
 
 
-def probe_membership(turn: Turn) -> None:
-    """Ask for Ray's table when its period is over; one question at a time."""
+def probe(turn: Turn) -> None:
+    """Ask what is due to be asked in this phase; one question of a kind at a time."""
+    lead = turn.state.coordinator
+    if lead is None:
+        return
+    phase = lead.paused_from if lead.phase is Phase.PAUSED else lead.phase
+    if phase in LIVE and (phase is not Phase.FORMING or ray_runs(turn)):
+        _probe_membership(turn)
+    if phase in _ASKS_ENGINE:
+        _probe_engine(turn)
+
+
+_ASKS_ENGINE = frozenset((*ENGINE, Phase.SERVING))
+
+
+def ray_runs(turn: Turn) -> bool:
+    """Return whether this node's Ray unit of the newest generation runs."""
+    generation = turn.lead.generation
+    return any(
+        unit.unit is UnitName.RAY and unit.generation == generation and unit.state is UnitState.RUNNING
+        for unit in turn.member.units
+    )
+
+
+def _probe_membership(turn: Turn) -> None:
     watch = turn.lead.watch
     if turn.policy.backend is not Backend.RAY or watch.probing_membership:
         return
-    if turn.due(watch.probed_membership_at_s + _period(turn, turn.policy.membership_every_s)):
-        turn.set_watch(probing_membership=True, probed_membership_at_s=turn.now)
+    if turn.due(next_membership_s(turn)):
+        turn.confirm_watch(probing_membership=True, probed_membership_at_s=turn.now)
         turn.order(ProbeMembership(generation=turn.lead.generation))
+
+
+def next_membership_s(turn: Turn) -> float:
+    """Return when Ray's table is to be asked for next."""
+    return turn.lead.watch.probed_membership_at_s + _period(turn, turn.policy.membership_every_s)
 
 
 def _period(turn: Turn, every_s: float) -> float:
@@ -42,14 +72,16 @@ def _period(turn: Turn, every_s: float) -> float:
     return min(every_s, STARTING_EVERY_S) if waited_for else every_s
 
 
-def probe_engine(turn: Turn) -> None:
-    """Ask for health and counters when the period is over; one question at a time."""
-    watch = turn.lead.watch
-    every_s = _period(turn, turn.policy.engine_every_s)
-    if watch.probing_engine or not turn.due(watch.probed_engine_at_s + every_s):
+def _probe_engine(turn: Turn) -> None:
+    if turn.lead.watch.probing_engine or not turn.due(next_engine_s(turn)):
         return
-    turn.set_watch(probing_engine=True, probed_engine_at_s=turn.now)
+    turn.confirm_watch(probing_engine=True, probed_engine_at_s=turn.now)
     turn.order(ProbeEngine(generation=turn.lead.generation))
+
+
+def next_engine_s(turn: Turn) -> float:
+    """Return when the engine's health and counters are to be asked for next."""
+    return turn.lead.watch.probed_engine_at_s + _period(turn, turn.policy.engine_every_s)
 
 
 def send_canary(turn: Turn, deadline_s: float) -> None:
