@@ -110,3 +110,28 @@ def test_says_nothing(text):
 def test_table_has_no_text_twice():
     texts = [text for text, _ in PHASE_TEXTS]
     assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        (
+            "Model loading took 14.99 GiB memory and 5.312 seconds",
+            LineFact(Phase.LOADING_WEIGHTS, weights_bytes=round(14.99 * GIB)),
+        ),
+        (
+            "Model loading took 61.5 GiB and 700.1 seconds",
+            LineFact(Phase.LOADING_WEIGHTS, weights_bytes=round(61.5 * GIB)),
+        ),
+        (
+            "Loading model weights took 7.6 GB",
+            LineFact(Phase.LOADING_WEIGHTS, weights_bytes=round(7.6 * GIB)),
+        ),
+        (
+            "GPU KV cache size: 390,528 tokens, Maximum concurrency for 32,768 tokens per request: 11.92x",
+            LineFact(Phase.ALLOCATING_KV_CACHE, request_tokens=32768, requests=11.92),
+        ),
+    ],
+)
+def test_sizes_are_read(text: str, fact: LineFact) -> None:
+    assert read_line(text) == fact

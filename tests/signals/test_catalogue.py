@@ -130,12 +130,31 @@ def test_every_cause_has_its_place_and_its_words() -> None:
     assert all(info.advice for info in CAUSES.values() if info.permanent)
 
 
-def test_the_page_of_causes_names_each_with_its_character() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "causes.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", page, flags=re.MULTILINE))
-    words = {True: "yes", False: "no", None: "unknown"}
-    wanted = {c: "person" if info.permanent else words[info.transient] for c, info in CAUSES.items()}
-    assert rows == wanted
+RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
+ENTRIES = {entry.split("`", 1)[0]: entry for entry in re.split(r"^## `", RUNBOOK, flags=re.MULTILINE)[1:]}
+
+
+def test_the_runbook_has_an_entry_for_each_cause() -> None:
+    assert list(ENTRIES) == [cause for group in ORDER for cause in group] + ["none"]
+    assert set(ENTRIES) == set(CAUSES)
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_an_entry_of_the_runbook_says_what_the_code_does(cause: str) -> None:
+    entry, info = ENTRIES[cause], CAUSES[cause]
+    helps = "person" if info.permanent else {True: "yes", False: "no", None: "unknown"}[info.transient]
+    assert f"{info.title[0].upper()}{info.title[1:]}. A restart helps: *{helps}*." in entry
+    parts = re.findall(r"^- \*\*(.+?)\.\*\* \S.+$", entry, flags=re.MULTILINE)
+    assert parts == ["What it means", "What sparkd does", "What you do"]
+    told = entry.partition("- Signatures: ")[2]
+    assert re.findall(r"`(\w+)`", told) == [s.id for s in CATALOGUE.signatures if s.cause == cause]
+
+
+def test_the_runbooks_example_of_a_signature_works() -> None:
+    (example,) = re.findall(r"^```toml\n(.+?)^```$", RUNBOOK, flags=re.MULTILINE | re.DOTALL)
+    (mine,) = [s for s in compile_catalogue([example]).signatures if s.id == "my_card_too_hot"]
+    (found,) = recognise(Record("log", "a", mine.examples[0]), compile_catalogue([example]))
+    assert found.quantity("reached_number") == 105
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from sparkd.engines.lines import read_line
 from sparkd.intake.pump import Intake
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.judge import judge
-from sparkd.signals.model import Diagnosis, Evidence, Signal, UnitExit
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
 from sparkd.words import Phase, UnitName
 
 CATALOGUE = packaged_catalogue()
@@ -77,10 +77,24 @@ def test_the_victims_memory_is_a_quantity() -> None:
 def test_a_kill_of_another_program_ends_nothing_by_itself() -> None:
     (signal,) = read(OTHER)
 
-    assert (signal.cause, signal.fatal) == ("host_memory_pressure", False)
+    assert (signal.proof, signal.fatal) == (Proof.SUGGESTS, False)
+    assert judged((signal,)).cause == "host_memory_pressure"
 
 
 def test_a_kill_of_another_program_within_its_own_limit_is_nothing_of_ours() -> None:
     other = b"Memory cgroup out of memory: Killed process 77 (nginx) total-vm:9000kB, anon-rss:4000kB"
 
-    assert not read(other)
+    assert judged(read(other)).cause == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (OTHER, "kernel_oom"),
+        (b"Memory cgroup out of memory: Killed process 77 (nginx) total-vm:9000kB", "cgroup_oom"),
+    ],
+)
+def test_of_a_log_that_somebody_gives_any_kill_is_the_subject(line: bytes, cause: str) -> None:
+    found = judge(Evidence(signals=read(line), recorded=True))
+
+    assert (found.cause, found.confidence) == (cause, 0.6)

@@ -46,6 +46,19 @@ def node_digest(units: Iterable[Rendered]) -> str:
     )
 
 
+def context_of(spec: EngineSpec, nodes: Sequence[NodeSpec], kernel: str, driver: str) -> str:
+    """Return the digest of what memory settings and paces are learned with; another one voids them."""
+    return _sha256(
+        {
+            "model": spec.model,
+            "versions": (spec.vllm_version, spec.ray_version, kernel, driver),
+            "sizes": (spec.backend, spec.device, spec.tensor_parallel, spec.pipeline_parallel),
+            "nodes": [node.name for node in nodes],
+            "arguments": spec.extra_args,
+        }
+    )
+
+
 def _sha256(value: object) -> str:
     """Hex SHA-256 over the value's JSON with sorted keys and no blanks."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

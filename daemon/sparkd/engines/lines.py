@@ -14,9 +14,11 @@ from collections.abc import Callable
 from sparkd.engines.model import LineFact
 from sparkd.words import GIB, Phase
 
-# (text, phase), vLLM 0.22 to 0.32, in the order of a start; the first text that is in the line counts.
+# (text, phase), vLLM 0.6 to 0.32, in the order of a start; the first text that is in the line counts.
 PHASE_TEXTS: tuple[tuple[str, Phase], ...] = (
     ("Initializing a V1 LLM engine", Phase.INIT_DISTRIBUTED),
+    ("Initializing a V0 LLM engine", Phase.INIT_DISTRIBUTED),
+    ("Initializing an LLM engine (v", Phase.INIT_DISTRIBUTED),
     ("non-default args: {", Phase.RESOLVING_CONFIG),
     ("Resolved architecture: ", Phase.RESOLVING_CONFIG),
     ("Using max model len ", Phase.RESOLVING_CONFIG),
@@ -33,6 +35,7 @@ PHASE_TEXTS: tuple[tuple[str, Phase], ...] = (
     (" Checkpoint size: ", Phase.LOADING_WEIGHTS),
     ("Loading weights took ", Phase.LOADING_WEIGHTS),
     ("Model loading took ", Phase.LOADING_WEIGHTS),
+    ("Loading model weights took ", Phase.LOADING_WEIGHTS),
     ("Dynamo bytecode transform time", Phase.COMPILING),
     ("Cache the graph of compile range", Phase.COMPILING),
     ("Compiling a graph for compile range", Phase.COMPILING),
@@ -44,7 +47,11 @@ PHASE_TEXTS: tuple[tuple[str, Phase], ...] = (
     ("Initial profiling/warmup run took ", Phase.PROFILING),
     ("Profiling CUDA graph memory: ", Phase.PROFILING),
     ("Estimated CUDA graph memory: ", Phase.PROFILING),
+    ("Memory profiling takes ", Phase.PROFILING),
     ("PU KV cache size: ", Phase.ALLOCATING_KV_CACHE),
+    ("# GPU blocks: ", Phase.ALLOCATING_KV_CACHE),
+    ("Capturing the model for CUDA graphs", Phase.CAPTURING_GRAPHS),
+    ("Capturing cudagraphs for decoding", Phase.CAPTURING_GRAPHS),
     ("Graph capturing finished in ", Phase.CAPTURING_GRAPHS),
     ("CUDA graph pool memory: ", Phase.CAPTURING_GRAPHS),
     ("init engine (profile, create kv cache", Phase.STARTING_API),
@@ -62,6 +69,9 @@ _BAR = re.compile(r"\|\s*(\d+)/(\d+) \[")
 _KV = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")
 _KV_PINNED = re.compile(r"reserved ([\d.]+) GiB memory for KV Cache")
 _KV_CPU = re.compile(r"\(([\d.]+)/[\d.]+\) GiB for KV cache")
+# vLLM prints GiB here, and has called them GB.
+_WEIGHTS = re.compile(r"(?:Model loading|Loading model weights) took ([\d.]+) Gi?B")
+_REQUESTS = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 _RATE = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s")
 
 
@@ -87,6 +97,21 @@ def _kv_cache(pattern: re.Pattern[str]) -> Reader:
     return read
 
 
+def _weights(text: str) -> LineFact | None:
+    found = _WEIGHTS.search(text)
+    if found is None:
+        return None
+    return LineFact(phase=Phase.LOADING_WEIGHTS, weights_bytes=round(float(found[1]) * GIB))
+
+
+def _requests(text: str) -> LineFact | None:
+    found = _REQUESTS.search(text)
+    if found is None:
+        return None
+    tokens, requests = int(found[1].replace(",", "")), float(found[2])
+    return LineFact(phase=Phase.ALLOCATING_KV_CACHE, request_tokens=tokens, requests=requests)
+
+
 def _rate(text: str) -> LineFact | None:
     found = _RATE.search(text)
     return LineFact(rate_tok_s=float(found[1])) if found else None
@@ -108,6 +133,9 @@ NUMBER_TEXTS: tuple[tuple[str, Reader], ...] = (
     ("Available KV cache memory: ", _kv_cache(_KV)),
     ("GiB memory for KV Cache as specified", _kv_cache(_KV_PINNED)),
     (" GiB for KV cache on node", _kv_cache(_KV_CPU)),
+    ("Model loading took ", _weights),
+    ("Loading model weights took ", _weights),
+    ("Maximum concurrency for ", _requests),
     ("Avg generation throughput: ", _rate),
     ("Application startup complete.", _ready),
 )

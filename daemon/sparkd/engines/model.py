@@ -121,6 +121,8 @@ class LineFact:
         phase: the phase that the line shows to have begun.
         done, total: progress within the phase (shards, captured sizes).
         kv_cache_bytes: "Available KV cache memory" of one rank; negative where nothing is left for it.
+        weights_bytes: what the weights of one rank take.
+        request_tokens, requests: length of the longest request, and how many of them the KV cache holds.
         rate_tok_s: generation throughput that the engine reports.
         port_ready: the API server says that it is up.
     """
@@ -129,5 +131,8 @@ class LineFact:
     done: int | None = None
     total: int | None = None
     kv_cache_bytes: int | None = None
+    weights_bytes: int | None = None
+    request_tokens: int | None = None
+    requests: float | None = None
     rate_tok_s: float | None = None
     port_ready: bool = False

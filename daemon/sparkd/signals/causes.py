@@ -2,7 +2,7 @@
 
 `transient` answers "can an unchanged restart help?" (None = not known). `permanent` answers "is there
 nothing that any restart, with any settings, could change?": a person is needed at once. A memory cause is
-neither: an unchanged restart fails again, a restart with other settings does not. docs/causes.md says it
+neither: an unchanged restart fails again, a restart with other settings does not. docs/runbook.md says it
 for people, and a test holds the two together.
 """
 
@@ -36,7 +36,7 @@ def _permanent(code: str, title: str, advice: str) -> CauseInfo:
 _ALL = (
     # Memory.
     _settings("ray_oom_kill", "Ray's memory monitor killed a worker"),
-    _undecided("kernel_oom", "the kernel's OOM killer killed a process of the engine"),
+    _undecided("kernel_oom", "the kernel's OOM killer killed a process"),
     _settings(
         "cgroup_oom",
         "the memory limit of the unit or container was reached",
@@ -44,6 +44,10 @@ _ALL = (
     ),
     _undecided("host_memory_pressure", "the node's memory was nearly exhausted"),
     _settings("uma_host_exhaustion", "the node's unified memory was exhausted"),
+    _settings(
+        "memory_guard_kill",
+        "a memory guard (sparkd's own, systemd-oomd, earlyoom) killed a process of the engine",
+    ),
     _settings("cuda_oom", "the device had no memory left to allocate"),
     _undecided("startup_free_memory_too_low", "less memory was free at the start than vLLM was told to use"),
     _settings("kv_cache_too_small", "the KV cache that fits is too small for one request of full length"),
@@ -117,6 +121,11 @@ _ALL = (
     # Device and driver.
     _transient("cuda_illegal_memory_access", "a kernel accessed memory that it may not"),
     _transient("device_side_assert", "a kernel's assertion failed", "Look for the request that triggers it."),
+    _undecided(
+        "host_overheated",
+        "the node became too hot",
+        "Look after the node's cooling: dust, fans, the air around it.",
+    ),
     _undecided("gpu_xid", "the GPU driver reported a fault (Xid)", "Reset the GPU or reboot the node."),
     _permanent(
         "driver_library_mismatch", "the NVIDIA driver and its library differ in version", "Reboot the node."
@@ -127,6 +136,16 @@ _ALL = (
         "Install a build for this GPU (GB10: CUDA 13).",
     ),
     # Installation and configuration.
+    _permanent(
+        "no_cuda_device",
+        "the engine sees no GPU, or fewer than it was told to use",
+        "Give the unit or container its GPU: driver, --gpus, CUDA_VISIBLE_DEVICES.",
+    ),
+    _permanent(
+        "cuda_fork_reinit",
+        "CUDA was used before the engine forked its workers",
+        "Set VLLM_WORKER_MULTIPROC_METHOD=spawn, and do not touch CUDA before the engine starts.",
+    ),
     _permanent(
         "compile_toolchain_missing",
         "a compiler or its headers are missing",
@@ -162,6 +181,11 @@ _ALL = (
     ),
     _permanent("permission_denied", "a permission is missing", "Correct the permission."),
     _permanent("os_resource_limit", "a limit of threads or processes was reached", "Raise the limit."),
+    _undecided(
+        "engine_internal_error",
+        "an error in the engine's own code",
+        "Report it to the engine's authors with its trace; the same request may bring it back.",
+    ),
     # No failure, or no cause.
     _undecided("clean_shutdown", "something outside sparkd asked the engine to stop"),
     _undecided(UNKNOWN, "no evidence decides"),

@@ -11,12 +11,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparkd.signals import precedence, sentence
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
-from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit
+from sparkd.signals.exceptions import is_slip
+from sparkd.signals.exits import exit_signals, how, was_killed
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit, Weighed
 from sparkd.words import Phase, UnitName
 
 EVIDENCE_MAX = 5
@@ -25,24 +27,8 @@ CASCADE_MAX = 8
 # forwards lines late).
 RELAY_S = 10.0
 
-_PROVEN, _SURFACE, _SUGGESTED, _ONLY_CASCADE = 0.95, 0.6, 0.6, 0.5
+_PROVEN, _SURFACE, _SUGGESTED, _ONLY_CASCADE, _UNDECIDED = 0.95, 0.6, 0.6, 0.5, 0.0
 _WEAK = frozenset({"killed_unspecified", "nccl_init_failure", "nccl_remote_error", "engine_dead_unspecified"})
-# The phases of a start, in order.
-_START = (
-    Phase.FORMING,
-    Phase.RESOLVING_CONFIG,
-    Phase.INIT_DISTRIBUTED,
-    Phase.LOADING_WEIGHTS,
-    Phase.COMPILING,
-    Phase.PROFILING,
-    Phase.ALLOCATING_KV_CACHE,
-    Phase.CAPTURING_GRAPHS,
-    Phase.STARTING_API,
-    Phase.VERIFYING,
-    Phase.SERVING,
-)
-# Phases in which "no broadcast block for 60 s" is ordinary work.
-_BUSY = frozenset(_START[: _START.index(Phase.STARTING_API)])
 # A generation that did not come back may be a hang, or a death that is read a moment later.
 _SUSPICIONS = frozenset({"observed_canary_failed"})
 _MIGHT_BE = {
@@ -52,110 +38,116 @@ _MIGHT_BE = {
     "nccl_remote_error": ("worker_process_died", "peer_lost", "ib_roce_error"),
     UNKNOWN: ("worker_process_died", "clean_shutdown", "killed_unspecified", "bad_cli_argument"),
 }
-# Linux's numbers of the signals that end a process; the same on every machine that sparkd runs on.
-_SIGKILL, _SIGTERM = 9, 15
-_SIGNALS = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    11: "SIGSEGV",
-    13: "SIGPIPE",
-    15: "SIGTERM",
+# Faults of a kernel, after which the device goes on.
+_PASSING_XIDS = frozenset({8, 13, 31, 32, 43, 45, 68, 69, 94})
+# Where modules are imported, and where no evidence tells of another place.
+_USUAL = {
+    "broken_install": Phase.RESOLVING_CONFIG,
+    "missing_python_dependency": Phase.RESOLVING_CONFIG,
+    "nccl_init_failure": Phase.INIT_DISTRIBUTED,
+    "shm_too_small": Phase.INIT_DISTRIBUTED,
+    "device_side_assert": Phase.SERVING,
 }
-_CRASHES = frozenset({4, 6, 7, 8, 11})
+_WOULD_DECIDE = "The kernel log of every node and the engine's log before the end would decide."
+# Phases in which an engine takes steps without a request of anybody.
+_STEPPING = frozenset(
+    {
+        Phase.COMPILING,
+        Phase.PROFILING,
+        Phase.CAPTURING_GRAPHS,
+        Phase.VERIFYING,
+        Phase.SERVING,
+    }
+)
 
 
 def judge(evidence: Evidence) -> Diagnosis:
     """Return the root cause that *evidence* proves, or `unknown` with what would decide."""
+    return weigh(evidence)[0]
+
+
+def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
+    """Return the diagnosis, and of every signal why it won or lost, in the order of the evidence."""
     exits = tuple(end for end in evidence.exits if not end.ordered)
-    signals = _usable(evidence, exits)
+    told = _promoted((*evidence.signals, *exit_signals(exits)), evidence)
+    aside = _set_aside(told, exits, evidence)
+    signals = tuple(s for s in told if s not in aside)
     if not signals:
-        return _unexplained(evidence, exits)
-    ended = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits)
-    ours = precedence.after_our_fence(signals, evidence.fence_at_s, ended)
-    signals = tuple(s for s in signals if s not in ours)
-    if not signals:
-        return _unexplained(evidence, exits)
+        return _unexplained(evidence, exits), _weighed(told, aside, None)
     consequences = precedence.consequences(signals, frozenset(end.node for end in exits))
     open_signals = [s for s in signals if s not in consequences] or list(signals)
-    root = _relayed(_root(open_signals), open_signals)
-    return _diagnose(root, signals, evidence)
+    best = _root(open_signals)
+    root = _relayed(best, open_signals)
+    aside |= dict.fromkeys(consequences, "follows from what was said before it") if open_signals else {}
+    return _diagnose(root, signals, evidence), _weighed(told, aside, best)
 
 
-def _usable(evidence: Evidence, exits: Sequence[UnitExit]) -> tuple[Signal, ...]:
-    """Return the signals that may explain the failure, exits among them, suggestions weighed."""
-    told = [s for s in evidence.signals if s.proof is not Proof.NOISE and s.cause != NONE]
-    told = [s for s in told if not (s.id == "engine_broadcast_waits" and evidence.phase in _BUSY)]
-    told = [s for s in told if not _passed(s, evidence.phase)]
-    told = [replace(s, proof=Proof.SUGGESTS) if s.id in _SUSPICIONS else s for s in told]
-    told.extend(_exit_signals(exits))
-    failed = min((s.at_s for s in told if s.fatal), default=None)
+def _promoted(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
+    """Return the signals with the proof that they have in this evidence."""
+    told = [replace(s, proof=Proof.SUGGESTS) if s.id in _SUSPICIONS else s for s in signals]
+    if not evidence.recorded:
+        told = [replace(s, cause=precedence.OF_ANYBODY.get(s.id, s.cause)) for s in told]
+    proven = precedence.corroborate([s for s in told if s.proof is not Proof.NOISE])
+    kept = [replace(s, proof=Proof.PROVES) if (s.cause, s.node) in proven else s for s in told]
+    return tuple(_busy(s, evidence.phase) for s in kept)
+
+
+def _busy(signal: Signal, phase: Phase | None) -> Signal:
+    """Return the wait for a broadcast block as the ordinary work that it is during a start."""
+    ordinary = signal.id in precedence.WAITS and phase in precedence.BUSY
+    return replace(signal, proof=Proof.NOISE) if ordinary else signal
+
+
+def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evidence) -> dict[Signal, str]:
+    """Return the signals that explain nothing here, each with the reason."""
+    failed = min((s.at_s for s in told if s.fatal and s.proof is not Proof.NOISE), default=None)
     ended = min((end.at_s for end in exits), default=None)
-    times = [at_s for at_s in (failed, ended) if at_s is not None]
-    fresh = [s for s in told if not precedence.is_stale(s, min(times, default=None))]
-    proven = precedence.corroborate(fresh)
-    return tuple(replace(s, proof=Proof.PROVES) if (s.cause, s.node) in proven else s for s in fresh)
+    first_s = min((at_s for at_s in (failed, ended) if at_s is not None), default=None)
+    # What was killed says nothing more itself: what is still said of its end was ended by our fence.
+    by_unit = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits if not was_killed(end))
+    ours = precedence.after_our_fence(told, evidence.fence_at_s, by_unit)
+    aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
+    for signal in told:
+        why = _why_nothing(signal, first_s, evidence)
+        if why:
+            aside.setdefault(signal, why)
+    return aside
+
+
+def _why_nothing(signal: Signal, first_s: float | None, evidence: Evidence) -> str:
+    """Return why a signal cannot explain what happened, empty where it can."""
+    if signal.proof is Proof.NOISE or signal.cause == NONE:
+        return "known to be harmless"
+    if _passed(signal, evidence.phase):
+        return f"about {signal.phase}, which was passed"
+    if first_s is None:
+        return "" if precedence.speaks_alone(signal, evidence) else "a warning, and nothing failed"
+    if evidence.recorded and signal.proof is Proof.PROVES:
+        return ""
+    return "too long before the failure" if precedence.is_stale(signal, first_s) else ""
 
 
 def _passed(signal: Signal, phase: Phase | None) -> bool:
     """Return whether a signal that ended nothing is about a phase that the generation has left behind."""
-    if signal.fatal or signal.phase not in _START or phase not in _START:
+    if signal.fatal or signal.phase not in precedence.START or phase not in precedence.START:
         return False
-    return _START.index(phase) > _START.index(signal.phase)
+    return precedence.START.index(phase) > precedence.START.index(signal.phase)
 
 
-def _exit_signals(exits: Sequence[UnitExit]) -> list[Signal]:
-    """Return what unordered ends say by themselves; an exit code alone says nothing."""
-    found = []
-    for end in exits:
-        cause, proof = _exit_cause(end)
-        if cause is None:
-            continue
-        found.append(
-            Signal(
-                id=f"exit_{end.unit.value}",
-                cause=cause,
-                proof=proof,
-                node=end.node,
-                source=f"exit of {end.unit.value}",
-                quote=f"{end.unit.value} on {end.node} {_how(end)}",
-                at_s=end.at_s,
-                generation=end.generation,
-                fatal=True,
-            )
-        )
-    return found
+def _weighed(told: Sequence[Signal], aside: Mapping[Signal, str], root: Signal | None) -> tuple[Weighed, ...]:
+    return tuple(_verdict(s, aside, root) for s in told)
 
 
-def _exit_cause(end: UnitExit) -> tuple[str | None, Proof]:
-    number = end.signal if end.signal is not None else _signal_of(end.code)
-    if end.unit is UnitName.RAY:
-        return ("clean_shutdown" if number == _SIGTERM else "ray_node_died"), Proof.PROVES
-    if number == _SIGKILL:
-        return "killed_unspecified", Proof.PROVES
-    if number in _CRASHES:
-        return "worker_process_died", Proof.PROVES
-    if number == _SIGTERM:
-        return "clean_shutdown", Proof.SUGGESTS
-    return None, Proof.NOISE
-
-
-def _signal_of(code: int | None) -> int | None:
-    """Return the signal number that a shell's exit code stands for (137 = 128 + SIGKILL)."""
-    return code - 128 if code is not None and 128 < code < 160 else None
-
-
-def _how(end: UnitExit) -> str:
-    number = end.signal if end.signal is not None else _signal_of(end.code)
-    if number is not None:
-        return f"was killed with {_SIGNALS.get(number, f'signal {number}')}"
-    if end.code is not None:
-        return f"ended with code {end.code} without being asked"
-    return "ended in an unknown way"
+def _verdict(signal: Signal, aside: Mapping[Signal, str], root: Signal | None) -> Weighed:
+    if signal == root:
+        return Weighed(signal, "root", precedence.why_first(signal))
+    if signal.proof is Proof.NOISE:
+        return Weighed(signal, "noise", aside.get(signal, "known to be harmless"))
+    if root is not None and signal.cause == root.cause:
+        return Weighed(signal, "support", "says the same as the root")
+    if signal in aside:
+        return Weighed(signal, "set aside", aside[signal])
+    return Weighed(signal, "cascade", precedence.why_after(signal, root))
 
 
 def _root(signals: Sequence[Signal]) -> Signal:
@@ -184,7 +176,8 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
         if quantity.name not in known:
             known.add(quantity.name)
             merged.append(quantity)
-    return replace(root, quantities=tuple(merged))
+    phase = root.phase or next((s.phase for s in same if s.phase is not None), None)
+    return replace(root, quantities=tuple(merged), phase=phase)
 
 
 def _node(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> str | None:
@@ -207,7 +200,7 @@ def _node(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> str | 
 
 def _diagnose(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Diagnosis:
     info = cause_info(root.cause)
-    phase = _phase(root, evidence)
+    phase = _phase(root, signals, evidence)
     node = _node(root, signals, evidence)
     support = [s for s in signals if s.cause == root.cause and (s.id, s.node) != (root.id, root.node)]
     rest = [s for s in signals if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
@@ -223,16 +216,26 @@ def _diagnose(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Di
         quantities=_with_kv_cache(root.quantities, evidence.kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
-        candidates=_MIGHT_BE.get(root.cause, ()) if _confidence(root) < _PROVEN else (),
-        advice=info.advice,
+        candidates=_candidates(root),
+        advice=info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
     )
 
 
-def _phase(root: Signal, evidence: Evidence) -> Phase | None:
-    """Return the phase that the text proves; "serving" is only "a step", which a verification takes, too."""
-    if root.phase is None or (root.phase is Phase.SERVING and evidence.phase is not None):
-        return evidence.phase
-    return root.phase
+def _candidates(root: Signal) -> tuple[str, ...]:
+    if _confidence(root) >= _PROVEN:
+        return ()
+    might = _MIGHT_BE.get(root.cause, ())
+    if root.cause == UNKNOWN and is_slip(root.quote):
+        return ("engine_internal_error", *(cause for cause in might if cause != "clean_shutdown"))
+    return might
+
+
+def _phase(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Phase | None:
+    """Return the phase that the text proves; "serving" is only "a step", which a start takes, too."""
+    if root.phase is not None and not (root.phase is Phase.SERVING and evidence.phase in _STEPPING):
+        return root.phase
+    others = (s.phase for s in signals if s.phase is not None and s.fatal)
+    return evidence.phase or root.phase or next(others, None) or _USUAL.get(root.cause)
 
 
 def _with_kv_cache(quantities: tuple[Quantity, ...], kv_cache_bytes: int | None) -> tuple[Quantity, ...]:
@@ -242,6 +245,9 @@ def _with_kv_cache(quantities: tuple[Quantity, ...], kv_cache_bytes: int | None)
 
 
 def _transient(root: Signal) -> bool | None:
+    code = root.quantity("xid_code") or root.quantity("previous_code")
+    if root.cause == "gpu_xid" and code is not None:
+        return int(code) in _PASSING_XIDS
     before, after = root.quantity("initial_free_bytes"), root.quantity("current_free_bytes")
     if root.cause == "memory_profiling_error" and before is not None and before == after:
         return False  # equal numbers: the old defect of vLLM, which comes back at every start
@@ -249,6 +255,8 @@ def _transient(root: Signal) -> bool | None:
 
 
 def _confidence(root: Signal) -> float:
+    if root.cause == UNKNOWN:
+        return _UNDECIDED
     if root.proof is Proof.CASCADE:
         return _ONLY_CASCADE
     if root.proof is Proof.SUGGESTS:
@@ -280,11 +288,11 @@ def _unexplained(evidence: Evidence, exits: Sequence[UnitExit]) -> Diagnosis:
         node=first.node,
         transient=None,
         confidence=0.0,
-        explanation=sentence.explain_exit(first.node, first.unit.value, _how(first), evidence.phase),
+        explanation=sentence.explain_exit(first.node, first.unit.value, how(first), evidence.phase),
         evidence=tuple(
-            Quote(end.node, f"exit of {end.unit.value}", "", f"{end.unit.value} on {end.node} {_how(end)}")
+            Quote(end.node, f"exit of {end.unit.value}", "", f"{end.unit.value} on {end.node} {how(end)}")
             for end in exits[:EVIDENCE_MAX]
         ),
         candidates=_MIGHT_BE[UNKNOWN],
-        advice="The kernel log of every node and the engine's log before the end would decide.",
+        advice=_WOULD_DECIDE,
     )

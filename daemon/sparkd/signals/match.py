@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from sparkd.signals import prefix
 from sparkd.signals.catalogue import Catalogue, Measure, Signature
+from sparkd.signals.frames import phase_of
 from sparkd.signals.model import Proof, Quantity, Record, Signal
 from sparkd.words import Phase
 
@@ -25,11 +26,17 @@ class Places:
         addresses: address → node, all addresses of all nodes.
         ranks: rank → node, as far as the plan fixes it.
         head: the head node.
+        open: whether other nodes may exist: an address that is not listed then stands for its own node.
     """
 
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ranks: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     head: str | None = None
+    open: bool = False
+
+    def at(self, address: str, unknown: str = "") -> str:
+        """Return the node of *address*; *unknown* where the nodes are known and it is none of theirs."""
+        return self.addresses.get(address, address if self.open else unknown)
 
 
 NO_PLACES = Places()
@@ -40,22 +47,38 @@ def recognise(record: Record, catalogue: Catalogue, places: Places = NO_PLACES) 
 
     A record that is noise gives that one signal of proof `noise` and nothing else.
     """
-    quiet = prefix.is_quiet(record.level)
-    if not catalogue.may_match(record.text, quiet=quiet):
+    candidates = catalogue.candidates(record.text)
+    if not candidates:
         return ()
     if not record.level and not record.process:
         record = _with_prefix(record)
-        quiet = prefix.is_quiet(record.level)
+    quiet = prefix.is_quiet(record.level)
     found: dict[str, Signal] = {}
-    for signature in catalogue.signatures:
+    noise: tuple[Signal, ...] = ()
+    for signature in candidates:
         if signature.cause in found or (quiet and not signature.quiet and signature.proof is not Proof.NOISE):
             continue
         match = _try(signature, record)
-        if match is not None:
-            if signature.proof is Proof.NOISE:
-                return (_signal(signature, match, record, places),)
+        if match is None:
+            continue
+        if signature.proof is not Proof.NOISE:
             found[signature.cause] = _signal(signature, match, record, places)
-    return tuple(found.values())
+            continue
+        noise = noise or (_signal(signature, match, record, places),)
+        record = _without(record, match)
+        if not record.text:
+            return noise
+    return tuple(found.values()) or noise
+
+
+def _without(record: Record, match: re.Match[str]) -> Record:
+    """Return a report without a harmless line; of what begins with harmless words nothing is left."""
+    text = record.text
+    if match.start() == 0 or "\n" not in text:
+        return replace(record, text="")
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
+    return replace(record, text=text[:start] + ("" if end < 0 else text[end + 1 :]))
 
 
 def _with_prefix(record: Record) -> Record:
@@ -76,8 +99,6 @@ def _with_prefix(record: Record) -> Record:
 
 def _try(signature: Signature, record: Record) -> re.Match[str] | None:
     if signature.sources and not any(name in record.source for name in signature.sources):
-        return None
-    if not any(literal in record.text for literal in signature.literals):
         return None
     return signature.pattern.search(record.text)
 
@@ -110,7 +131,7 @@ def _node(signature: Signature, named: str | None, rank: int | None, record: Rec
     A place that is another node without being named is the empty text: a wrong node is worse than none.
     """
     if named is not None:
-        return places.addresses.get(named, "" if places.addresses else record.node)
+        return places.at(named, "" if places.addresses else record.node)
     if signature.place == "rank":
         return places.ranks.get(rank, "") if rank is not None else ""
     if signature.place == "head":
@@ -118,13 +139,14 @@ def _node(signature: Signature, named: str | None, rank: int | None, record: Rec
     if signature.place == "elsewhere":
         return ""
     if record.address is not None:
-        return places.addresses.get(record.address, "")
+        return places.at(record.address)
     return record.node
 
 
 def _phase(signature: Signature, text: str) -> Phase | None:
+    """Return the phase that the signature tells, else the frames of the traceback that it stands in."""
     found = (phase for phase, pattern in signature.phases if pattern is None or pattern.search(text))
-    return next(found, None)
+    return next(found, None) or phase_of(text)
 
 
 def _quantities(measures: Iterable[Measure], groups: Mapping[str, str | None]) -> tuple[Quantity, ...]:

@@ -65,7 +65,7 @@ class Signal:
 
     Attributes:
         id: the catalogue's name of it (`ray_kill_details`), or of the observation that made it.
-        cause: the cause code that it stands for (`ray_oom_kill`); taxonomy in docs/causes.md.
+        cause: the cause code that it stands for (`ray_oom_kill`); they stand in docs/runbook.md.
         proof: what it is worth.
         fatal: the running generation cannot go on after it, whatever the cause turns out to be.
         node: the node that it concerns (not always the node that printed it); empty where the text is about
@@ -131,6 +131,8 @@ class Evidence:
         nodes, head: the cluster.
         kv_cache_bytes: KV cache of one rank, where it was allocated already.
         fence_at_s: since when sparkd itself was ending the generation; None = it was not.
+        recorded: the evidence was read from files: times are as printed, so how long before the end something
+            proven was said is no argument.
     """
 
     signals: tuple[Signal, ...] = ()
@@ -140,6 +142,22 @@ class Evidence:
     head: str | None = None
     kv_cache_bytes: int | None = None
     fence_at_s: float | None = None
+    recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What became of one signal in a judgement.
+
+    Attributes:
+        signal: the signal, with the proof that it had in the end.
+        verdict: "root", "support", "cascade", "set aside" or "noise".
+        why: the reason, as a clause.
+    """
+
+    signal: Signal
+    verdict: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sparkd.signals.model import Proof, Signal
+from sparkd.signals.causes import NONE, UNKNOWN
+from sparkd.signals.model import Evidence, Proof, Signal
+from sparkd.words import Phase
 
 # Times of two readers closer than this are not an order (both read their logs by polling).
 TIE_S = 0.25
@@ -27,7 +29,15 @@ REMOTE_S = 3.0
 
 ORDER: tuple[tuple[str, ...], ...] = (
     ("clean_shutdown",),
-    ("kernel_oom", "cgroup_oom", "driver_library_mismatch", "gpu_xid", "uma_host_exhaustion"),
+    (
+        "cgroup_oom",
+        "kernel_oom",
+        "memory_guard_kill",
+        "driver_library_mismatch",
+        "gpu_xid",
+        "uma_host_exhaustion",
+        "host_overheated",
+    ),
     ("ray_oom_kill",),
     ("cuda_oom", "startup_free_memory_too_low", "kv_cache_too_small", "memory_profiling_error"),
     ("shm_too_small", "ib_roce_error", "cuda_illegal_memory_access", "device_side_assert"),
@@ -42,6 +52,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
         "ray_insufficient_resources",
     ),
     (
+        "no_cuda_device",
+        "cuda_fork_reinit",
         "cuda_arch_unsupported",
         "compile_toolchain_missing",
         "missing_python_dependency",
@@ -60,8 +72,30 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("nccl_timeout", "engine_hang"),
     ("worker_process_died",),
     ("killed_unspecified", "nccl_init_failure", "nccl_remote_error", "host_memory_pressure"),
+    ("engine_internal_error",),
+    ("unknown",),
     ("engine_dead_unspecified",),
 )
+# The phases of a start, in order.
+START = (
+    Phase.FORMING,
+    Phase.RESOLVING_CONFIG,
+    Phase.INIT_DISTRIBUTED,
+    Phase.LOADING_WEIGHTS,
+    Phase.COMPILING,
+    Phase.PROFILING,
+    Phase.ALLOCATING_KV_CACHE,
+    Phase.CAPTURING_GRAPHS,
+    Phase.STARTING_API,
+    Phase.VERIFYING,
+    Phase.SERVING,
+)
+_UNLOADED = frozenset(START[: START.index(Phase.LOADING_WEIGHTS)])
+# Phases in which "no broadcast block for 60 s" is ordinary work.
+BUSY = frozenset(START[: START.index(Phase.STARTING_API)])
+WAITS = frozenset({"engine_broadcast_waits"})
+# A start that a person interrupted was perhaps hanging: nothing says that it was meant to end.
+INTERRUPTS = frozenset({"interrupted"})
 _PLACES = {cause: (rank, place) for rank, group in enumerate(ORDER) for place, cause in enumerate(group)}
 _LAST = (len(ORDER), 0)
 _HANG = _PLACES["engine_hang"][0]
@@ -75,7 +109,8 @@ _EXPLAINS_AN_END = frozenset(
         "ray_insufficient_resources",
         "ray_version_mismatch",
         "hf_network",
-        "tokenizer_or_template_error",
+        "shm_too_small",
+        "wrong_interface",
     }
 )
 _LINGERING = frozenset(
@@ -89,8 +124,31 @@ _LINGERING = frozenset(
         "ray_gcs_unreachable",
         "uma_host_exhaustion",
         "ray_insufficient_resources",
+        "wrong_interface",
     }
 )
+# What names a cause even where nothing failed (yet): something stands still, refuses, or was stopped.
+_SPEAKS_ALONE = frozenset(
+    {
+        "clean_shutdown",
+        "engine_hang",
+        "host_memory_pressure",
+        "kv_cache_too_small",
+        "nccl_timeout",
+        "peer_lost",
+        "ray_insufficient_resources",
+        "tokenizer_or_template_error",
+        "wrong_interface",
+    }
+)
+# What names a cause in a log that somebody gives, though nothing in it shows an end: a piece of a kernel log
+# is about a kill, and a warning that a start never got beyond is about its reason.
+_SPEAKS_WHEN_READ = frozenset({"kernel_oom", "cgroup_oom", "ib_roce_error", "nccl_init_failure"})
+_SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
+# A kill of any process: of a log that somebody gives it is the subject; of a live node it tells only as much.
+OF_ANYBODY = {"kernel_oom_other": "host_memory_pressure", "cgroup_oom_other": NONE}
+# What is said only where nothing else is: an error that nobody knows, requests that failed.
+_LEAST = frozenset({"unexplained_error", "requests_failed"})
 # Two different suggestions of one node make a proof of these.
 _CORROBORATED = frozenset({"uma_host_exhaustion"})
 # What ends or is ended after a hang was seen is its consequence, or that of the fence that answered it.
@@ -100,6 +158,11 @@ _AFTER_A_HANG = frozenset(
 _HANGS = frozenset({"engine_hang", "nccl_timeout"})
 # An exception of the engine's own; what ends after it was ended by its shutdown.
 _OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
+_ANY_ERRORS = frozenset({*_OWN_ERRORS, "unexplained_exception"})
+# A crash that a process's own end may be: of an exception, while the interpreter is torn down.
+_CRASHES = frozenset({"process_crashed", "crash_reported"})
+# What runs out of time after a death was waiting for the dead.
+_WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
 _REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
 
 
@@ -119,18 +182,72 @@ _SAID_WHEN_ENDED = frozenset(
         "worker_process_died",
     }
 )
+BURST_ID = "uma_driver_burst"
+"""A driver that ran out of memory again and again: more than one line of it, and no second witness."""
+FAILING_ID = "requests_failed"
+"""Requests that the server answers with an error: a server that ends after them was not asked to."""
+_REPORTED_STOPS = frozenset({"stop_reported", "interrupted"})
 OWN_SOURCE = "sparkd"
 """Source of what sparkd itself observed: it looked before it ended anything."""
+
+
+# Of what only follows from something: a death that somebody tells of, then an exception that nobody knows,
+# and only then what a survivor prints.
+_FIRST_OF_CASCADE = {"worker_process_died": 0.0, UNKNOWN: 0.5}
 
 
 def weight(signal: Signal) -> float:
     """Return how far down the order a signal stands as a root cause; cascade stands below everything."""
     rank = _PLACES.get(signal.cause, _LAST)[0]
+    if signal.id in _LEAST:
+        return float(3 * len(ORDER))
     if signal.proof is Proof.PROVES:
         return float(rank)
     if signal.proof is Proof.SUGGESTS:
         return _HANG - 0.5 if signal.cause in _EXPLAINS_AN_END else _DEATH + 0.25 + rank / 100
-    return float(2 * len(ORDER) + rank)
+    return float(2 * len(ORDER)) + _FIRST_OF_CASCADE.get(signal.cause, 1.0) + rank / 100
+
+
+def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
+    """Return whether a signal names a cause where nothing is seen to have failed."""
+    if signal.fatal or signal.proof is not Proof.SUGGESTS:
+        return True
+    if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
+        return True
+    if not evidence.recorded:
+        return False
+    if signal.id == FAILING_ID:
+        return _failed_before_a_stop(evidence)
+    loading = evidence.phase is not None and evidence.phase not in _UNLOADED
+    return signal.cause in _SPEAKS_WHEN_READ or (signal.cause in _SPEAKS_BEFORE_LOADING and not loading)
+
+
+def _failed_before_a_stop(evidence: Evidence) -> bool:
+    """Return whether request after request failed, and then the server ended without a word of who asked."""
+    failed = [s.at_s for s in evidence.signals if s.id == FAILING_ID]
+    return len(failed) > 1 and any(
+        s.id in _REPORTED_STOPS and failed[0] < s.at_s < failed[0] + NEAR_S for s in evidence.signals
+    )
+
+
+def why_first(signal: Signal) -> str:
+    """Return why a signal won, as a clause."""
+    if signal.proof is Proof.PROVES:
+        return "proves its cause, and nothing nearer to the physical reason does"
+    if signal.proof is Proof.SUGGESTS:
+        return "suggests its cause, and nothing proves another"
+    return "is all that is in view: it follows from something that is not"
+
+
+def why_after(signal: Signal, root: Signal | None) -> str:
+    """Return why a signal lost against *root*, as a clause."""
+    if root is None:
+        return "explains nothing"
+    if signal.proof is Proof.CASCADE:
+        return f"always follows from something; {root.cause} explains it"
+    if weight(signal) > weight(root):
+        return f"{root.cause} is nearer to the physical reason"
+    return f"later than {root.cause}"
 
 
 def place(signal: Signal) -> int:
@@ -142,7 +259,11 @@ def corroborate(signals: Sequence[Signal]) -> frozenset[tuple[str, str]]:
     """Return the (cause, node) pairs for which several different suggestions stand together."""
     ids: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for signal in signals:
-        if signal.cause in _CORROBORATED and signal.id not in ids[signal.cause, signal.node]:
+        if (
+            signal.cause in _CORROBORATED
+            and signal.id != BURST_ID
+            and signal.id not in ids[signal.cause, signal.node]
+        ):
             ids[signal.cause, signal.node].append(signal.id)
     return frozenset(pair for pair, names in ids.items() if len(names) > 1)
 
@@ -168,10 +289,16 @@ def consequences(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Sign
     """
     first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
     own_error_s = _own_error(signals)
+    died_s = min((s.at_s for s in signals if _is_death(s)), default=float("inf"))
+    any_error_s = min((s.at_s for s in signals if s.id in _ANY_ERRORS), default=float("inf"))
+    failing_s = min((s.at_s for s in signals if s.id == FAILING_ID), default=float("inf"))
     return tuple(
         s
         for s in signals
         if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
+        or (s.at_s > any_error_s and (s.cause == "killed_unspecified" or s.id in _CRASHES))
+        or (s.cause in _WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
+        or (s.id in _REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
         or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
     )
 
@@ -196,6 +323,10 @@ def after_our_fence(
     )
 
 
+def _is_death(signal: Signal) -> bool:
+    return signal.cause == "worker_process_died" and signal.proof is Proof.PROVES
+
+
 def _after_a_hang(signal: Signal, first: Signal) -> bool:
     if first.cause not in _HANGS or signal.cause not in _AFTER_A_HANG:
         return False
@@ -204,8 +335,10 @@ def _after_a_hang(signal: Signal, first: Signal) -> bool:
 
 
 def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool:
-    if signal.cause != "clean_shutdown" or signal.at_s <= first.at_s:
+    if signal.cause != "clean_shutdown" or signal.at_s < first.at_s:
         return False
+    if signal.at_s == first.at_s:  # one record says both: a stop that is only reported follows
+        return signal.id in _REPORTED_STOPS and signal != first
     return signal.node not in ended or signal.at_s > first.at_s + TIE_S
 
 

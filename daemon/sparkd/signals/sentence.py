@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from sparkd.signals.causes import cause_info
+from sparkd.signals.causes import UNKNOWN, cause_info
 from sparkd.signals.model import Signal
 from sparkd.words import GIB, Phase
 
@@ -57,6 +57,34 @@ _IN_ITS_WORDS = frozenset(
         "driver_library_mismatch",
         "os_resource_limit",
         "permission_denied",
+        "hf_network",
+        "tokenizer_or_template_error",
+        "host_overheated",
+        "memory_guard_kill",
+        "unknown",
+    }
+)
+# Causes that are a state and not an event: when it was noticed adds nothing.
+_STATES = frozenset(
+    {
+        "bad_cli_argument",
+        "broken_install",
+        "compile_toolchain_missing",
+        "hf_auth",
+        "hf_network",
+        "kv_cache_too_small",
+        "memory_profiling_error",
+        "missing_python_dependency",
+        "model_unsupported",
+        "permission_denied",
+        "port_in_use",
+        "ray_auth_refused",
+        "ray_insufficient_resources",
+        "ray_version_mismatch",
+        "startup_free_memory_too_low",
+        "tokenizer_or_template_error",
+        "weights_missing_or_corrupt",
+        "wrong_interface",
     }
 )
 WORDS_CHARS = 160
@@ -66,7 +94,7 @@ _Clause = Callable[[Signal], str]
 def explain(root: Signal, phase: Phase | None, node: str | None, kv_cache_bytes: int | None) -> str:
     """Return the sentence: where, what, when, how much; quantities before adjectives."""
     words = [_subject(root)]
-    if phase is not None and phase in _DURING:
+    if phase is not None and phase in _DURING and root.cause not in _STATES:
         words.append(_DURING[phase])
     clause = _CLAUSES.get(root.cause, _words)(root)
     if clause:
@@ -85,6 +113,9 @@ def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
 
 def _subject(root: Signal) -> str:
     title = cause_info(root.cause).title
+    if root.cause == UNKNOWN:
+        ended = root.id != "unexplained_error"
+        title = f"an error {'ended the engine' if ended else 'is in view'}, and no evidence says why"
     if root.rank is None:
         return title
     if root.cause == "ray_oom_kill":
@@ -112,7 +143,7 @@ def _requested(root: Signal) -> str:
     )
     if requested is None:
         return ""
-    return f"asking for {requested} GiB" + (f" with {free} of {total} GiB free" if free and total else "")
+    return f"when asked for {requested} GiB" + (f" with {free} of {total} GiB free" if free and total else "")
 
 
 def _free_below_wanted(root: Signal) -> str:
@@ -122,9 +153,11 @@ def _free_below_wanted(root: Signal) -> str:
 
 def _kv_cache(root: Signal) -> str:
     needed, available = _gib(root, "needed_bytes"), _gib(root, "available_bytes")
-    estimated = root.quantity("estimated_tokens")
+    estimated, wanted = root.quantity("estimated_tokens"), root.quantity("wanted_tokens")
     if needed is None or available is None:
-        return ""
+        if estimated is None or wanted is None:
+            return ""
+        return f"({wanted:.0f} tokens wanted, {estimated:.0f} fit)"
     fits = f", which would hold {estimated:.0f} tokens" if estimated is not None else ""
     return f"({needed} GiB needed, {available} GiB available{fits})"
 
@@ -132,6 +165,21 @@ def _kv_cache(root: Signal) -> str:
 def _profiling(root: Signal) -> str:
     before, after = _gib(root, "initial_free_bytes"), _gib(root, "current_free_bytes")
     return f"({before} GiB free before, {after} GiB after)" if before and after else ""
+
+
+def _victim(root: Signal) -> str:
+    victim, pid = _gib(root, "victim_bytes"), root.quantity("victim_pid")
+    if pid is None:
+        return ""
+    return f"(process {pid:.0f}" + (f", {victim} GiB of its own)" if victim else ")")
+
+
+def _collective(root: Signal) -> str:
+    sequence, timeout = root.quantity("sequence_count"), root.quantity("timeout_s")
+    if sequence is None or timeout is None:
+        return ""
+    first = ", the first of all: the transport never worked" if sequence == 1 else ""
+    return f"(number {sequence:.0f}, {timeout:.0f} s{first})"
 
 
 def _waited(root: Signal) -> str:
@@ -151,6 +199,9 @@ _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
         "ray_oom_kill": _used_of_total,
         "host_memory_pressure": _used_of_total,
         "cuda_oom": _requested,
+        "kernel_oom": _victim,
+        "cgroup_oom": _victim,
+        "nccl_timeout": _collective,
         "startup_free_memory_too_low": _free_below_wanted,
         "kv_cache_too_small": _kv_cache,
         "memory_profiling_error": _profiling,

@@ -1,0 +1,270 @@
+"""Records → assessment, without a daemon: what `sparkctl diagnose` asks of any log from anywhere.
+
+It does for whole files what the intake and the core do for a live engine: recognise, follow the phase, judge;
+and it tells of every signal why it won or lost.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from sparkd.signals import pasted
+from sparkd.signals.catalogue import Catalogue
+from sparkd.signals.causes import NONE, UNKNOWN
+from sparkd.signals.exceptions import failed_in, raised_in
+from sparkd.signals.follow import Follower, ReadLine
+from sparkd.signals.frames import phase_of
+from sparkd.signals.judge import weigh
+from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
+from sparkd.signals.precedence import BURST_ID
+
+# Kept signals of one assessment, and repeats of one of them: enough for its first, its last and a burst.
+SIGNALS_MAX = 2048
+REPEATS_MAX = 8
+# Lines of one source have an order even where their times are equal; so small that ties stay ties.
+_STEP_S = 1e-7
+# What says no more than that something failed: an exception in the same record may be the reason.
+SURFACE = "engine_dead_unspecified"
+# Below it a short text is read once more; see `pasted`.
+DECIDED = 0.9
+_LOUD = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
+# A link that came back explains nothing.
+_MENDED = {"fabric_link_up": "fabric_link_down"}
+# So many characters of a quote, blanks left out, tell where it stands.
+PLACE_CHARS = 60
+UNEXPLAINED = "unexplained_exception"
+# A driver that runs out of memory says so in bursts; a lone line of it is harmless.
+BURST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What an assessment gave.
+
+    Attributes:
+        diagnosis: the diagnosis.
+        weighed: every kept signal with its verdict and the reason, in the order of reading.
+        noise_count: records that are known to be harmless; noise: how many by signature, most first.
+        signals_dropped: signals beyond the bounds.
+    """
+
+    diagnosis: Diagnosis
+    weighed: tuple[Weighed, ...] = ()
+    noise_count: int = 0
+    noise: tuple[tuple[str, int], ...] = ()
+    signals_dropped: int = 0
+
+
+def _no_facts(_text: str) -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Assessor:
+    """Takes records in the order of reading; bounded: it keeps signals, not records."""
+
+    catalogue: Catalogue
+    places: Places = NO_PLACES
+    read_line: ReadLine = _no_facts
+    _follower: Follower = field(init=False)
+    _signals: list[Signal] = field(default_factory=list)
+    _seen: Counter[tuple[str, str, int | None]] = field(default_factory=Counter)
+    _noise: Counter[str] = field(default_factory=Counter)
+    _nodes: dict[str, None] = field(default_factory=dict)
+    _count: int = 0
+    _first_s: float | None = None
+    _dropped: int = 0
+    _error: tuple[Signal, int] | None = None
+    _mended: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Begin to follow."""
+        self._follower = Follower(self.read_line)
+
+    def add(self, record: Record) -> None:
+        """Take one record."""
+        self._count += 1
+        self._nodes.setdefault(record.node)
+        starts = self._follower.starts
+        self._follower.see(record)
+        if self._follower.starts != starts:  # who asked an earlier one to stop explains nothing of this one
+            self._signals = [s for s in self._signals if s.cause != "clean_shutdown"]
+        found = recognise(record, self.catalogue, self.places)
+        if all(s.cause == SURFACE for s in found):
+            found = (*found, *_unexplained(record))
+        if not found and record.level in _LOUD:
+            self._error = (_unexplained_error(record, record.text), self._follower.count)
+        for signal in found:
+            self._keep(signal, record)
+
+    def reread(self, whole: Record) -> Assessment:
+        """Return the assessment; where it decides nothing, also of the *whole* text without its breaks."""
+        found = self.finish()
+        if found.diagnosis.cause != NONE and found.diagnosis.confidence >= DECIDED:
+            return found
+        known = {signal.id for signal in self._signals} | self._mended
+        places = _Places(whole.text, self._signals)
+        for signal in pasted.signals_of(whole, self.catalogue, self.places):
+            self._signals = [s for s in self._signals if not _is_part(s, signal)]
+            if signal.id not in known:
+                phase = signal.phase or (phase_of(whole.text) if signal.fatal else None)
+                self._signals.append(replace(signal, at_s=places.time_of(signal), phase=phase))
+        if self._error is None:
+            self._error = _error_in(whole, self.catalogue, self.read_line)
+        return self.finish()
+
+    def finish(self) -> Assessment:
+        """Return the assessment of all that was added."""
+        signals = (*self._signals, *_bursts(self._signals, self._seen), *self._last_error())
+        head = self.places.head
+        evidence = Evidence(
+            signals=signals,
+            phase=self._follower.phase() or self._follower.any_frames(),
+            nodes=tuple(self._nodes),
+            head=head,
+            kv_cache_bytes=self._follower.kv_cache_bytes,
+            recorded=True,
+        )
+        diagnosis, weighed = weigh(evidence)
+        return Assessment(
+            diagnosis=diagnosis,
+            weighed=weighed,
+            noise_count=sum(self._noise.values()),
+            noise=tuple(self._noise.most_common()),
+            signals_dropped=self._dropped,
+        )
+
+    def _last_error(self) -> tuple[Signal, ...]:
+        """Return the last error that nobody knows, where nothing shows that the engine went on after it."""
+        if self._error is None or self._follower.progress_at > self._error[1]:
+            return ()
+        return (self._error[0],)
+
+    def _keep(self, signal: Signal, record: Record) -> None:
+        if signal.id in _MENDED:
+            self._mended.add(_MENDED[signal.id])
+            self._signals = [s for s in self._signals if s.id != _MENDED[signal.id]]
+        if signal.proof is Proof.NOISE or self._follower.is_ordinary(signal, record):
+            self._noise[signal.id] += 1
+            return
+        if signal.fatal:
+            self._follower.trouble(record)
+        key = (signal.id, signal.node, signal.rank)
+        self._seen[key] += 1
+        if self._seen[key] > REPEATS_MAX:
+            return
+        if len(self._signals) >= SIGNALS_MAX:
+            self._dropped += 1
+            return
+        self._signals.append(self._placed(signal, record))
+
+    def _placed(self, signal: Signal, record: Record) -> Signal:
+        """Return the signal on the assessment's clock, with the phase of the frames above it."""
+        if self._first_s is None:
+            self._first_s = record.at_s
+        at_s = signal.at_s - self._first_s + self._count * _STEP_S
+        phase = signal.phase
+        if phase is None and signal.fatal:
+            phase = self._follower.frames(record.source, record.node)
+        return replace(signal, at_s=at_s, phase=phase)
+
+
+def assess(
+    records: Iterable[Record],
+    catalogue: Catalogue,
+    places: Places = NO_PLACES,
+    read_line: ReadLine = _no_facts,
+) -> Assessment:
+    """Return what *records* (of any sources and nodes, in the order of reading) prove.
+
+    Args:
+        records: as `model.Record` says; their times on one scale, a line without a time has that of the line
+            before it.
+        catalogue: what they are compared with.
+        places: what tells a node from an address.
+        read_line: what a line means for the phase: `engines.lines.read_line`.
+    """
+    assessor = Assessor(catalogue, places, read_line)
+    for record in records:
+        assessor.add(record)
+    return assessor.finish()
+
+
+def _unexplained(record: Record) -> tuple[Signal, ...]:
+    """Return an exception that no signature knows as the evidence that it is."""
+    raised = raised_in(record.text)
+    if raised is None:
+        return ()
+    return (replace(_unexplained_error(record, raised), id=UNEXPLAINED, fatal=True),)
+
+
+class _Places:
+    """Where the signals of a text stand in it: what a second reading finds has its place among them."""
+
+    def __init__(self, text: str, signals: Iterable[Signal]) -> None:
+        self._text = pasted.squeeze(text)
+        self._told = sorted((place, s.at_s) for s in signals if (place := self._place(s)) >= 0)
+
+    def time_of(self, signal: Signal) -> float:
+        """Return a time after what stands before *signal*, and before what stands after it.
+
+        A kill of which nothing more is told ends what was ending: it comes last.
+        """
+        place = sys.maxsize if signal.cause == "killed_unspecified" else self._place(signal)
+        before = [at_s for at, at_s in self._told if at <= place]
+        if before:
+            return before[-1] + _STEP_S / 2
+        return self._told[0][1] - _STEP_S / 2 if self._told else 0.0
+
+    def _place(self, signal: Signal) -> int:
+        return self._text.find(pasted.squeeze(signal.quote)[:PLACE_CHARS])
+
+
+def _is_part(unexplained: Signal, signal: Signal) -> bool:
+    """Return whether an exception that nobody knew is the beginning of a message that was wrapped."""
+    if unexplained.id != UNEXPLAINED:
+        return False
+    return pasted.squeeze(unexplained.quote).removesuffix(":") in pasted.squeeze(signal.quote)
+
+
+def _unexplained_error(record: Record, words: str) -> Signal:
+    """Return an error that no signature knows: it keeps a judgement from saying that nothing is wrong."""
+    return Signal(
+        id="unexplained_error",
+        cause=UNKNOWN,
+        proof=Proof.CASCADE,
+        node=record.node,
+        source=record.source,
+        quote=" ".join(words.split())[:QUOTE_CHARS],
+        at_s=record.at_s,
+        rank=record.rank,
+        printed=record.printed,
+    )
+
+
+def _error_in(whole: Record, catalogue: Catalogue, read_line: ReadLine) -> tuple[Signal, int] | None:
+    """Return the last failure that a short text tells of in whatever words, with a place after everything."""
+    failed: str | None = None
+    for record in pasted.records(whole, catalogue):
+        fact = read_line(record.text)
+        if fact is not None and (fact.rate_tok_s is not None or fact.port_ready):
+            failed = None
+        elif record.level in _LOUD:
+            failed = record.text
+        elif record.level not in _QUIET:
+            failed = failed_in(record.text) or raised_in(record.text) or failed
+    return None if failed is None else (_unexplained_error(whole, failed), sys.maxsize)
+
+
+def _bursts(signals: Iterable[Signal], seen: Counter[tuple[str, str, int | None]]) -> tuple[Signal, ...]:
+    """Return a signal for each node whose driver ran out of memory again and again."""
+    first: dict[str, Signal] = {}
+    for signal in signals:
+        if signal.id == "uma_driver_no_memory" and seen[signal.id, signal.node, signal.rank] >= BURST:
+            first.setdefault(signal.node, signal)
+    return tuple(replace(signal, id=BURST_ID) for signal in first.values())

@@ -1,0 +1,155 @@
+"""The phase of an engine, followed over whole logs: what the core does for a live one, without its state.
+
+Per source the last milestone counts; a start after a stop begins anew. Lines that Ray forwards come late and
+never lead back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparkd.signals.frames import inner, phase_of
+from sparkd.signals.model import Record, Signal
+from sparkd.signals.precedence import BUSY, INTERRUPTS, WAITS
+from sparkd.words import Phase
+
+
+class Fact(Protocol):
+    """What a line of the engine's output means; `engines.model.LineFact` is one."""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase that the line shows to have begun."""
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """KV cache of one rank, where the line gives it."""
+
+    @property
+    def rate_tok_s(self) -> float | None:
+        """Throughput, where the line gives it."""
+
+    @property
+    def port_ready(self) -> bool:
+        """Whether the API server says that it is up."""
+
+
+ReadLine = Callable[[str], Fact | None]
+
+_ORDER = tuple(Phase)
+# Frames tell for so many records; later ones belong to something else.
+_FRAMES_LAST = 400
+_SERVED = ('"POST /v1/', "Received request ", "Added request ", "Decode batch", "Prefill batch")
+
+
+@dataclass(slots=True)
+class _Track:
+    """One source's way: its phase before the first trouble, whether trouble was seen, and its last frames."""
+
+    phase: Phase | None = None
+    before: Phase | None = None
+    troubled: bool = False
+    first: Phase | None = None
+    frames: Phase | None = None
+    frames_at: int = 0
+
+
+@dataclass(slots=True)
+class Follower:
+    """Follows the phases of all sources of one assessment.
+
+    Attributes:
+        read_line: what a line means.
+        kv_cache_bytes: as it was last said.
+        count: records seen; progress_at: the last of them that shows the engine at work.
+        starts: how often an engine that had begun began anew.
+    """
+
+    read_line: ReadLine
+    kv_cache_bytes: int | None = None
+    count: int = 0
+    progress_at: int = -1
+    starts: int = 0
+    _tracks: dict[tuple[str, str], _Track] = field(default_factory=dict)
+
+    def see(self, record: Record) -> None:
+        """Take what a record says of the phase."""
+        self.count += 1
+        text = record.text
+        if ", line " in text or " method " in text:
+            self._frames(record)
+        if "\n" in text:
+            return
+        fact = self.read_line(text)
+        if fact is not None:
+            self._fact(record, fact)
+        elif any(word in text for word in _SERVED):
+            if '" 200 ' in text:
+                self.progress_at = self.count
+            self._move(record, Phase.SERVING)
+
+    def trouble(self, record: Record) -> None:
+        """Note that a fatal signal was seen: the phase before it is the one that counts."""
+        track = self._track(record)
+        if not track.troubled:
+            track.troubled, track.before = True, track.phase
+
+    def is_ordinary(self, signal: Signal, record: Record) -> bool:
+        """Return whether a signal tells of work that is ordinary in the phase where it was read."""
+        phase = self._track(record).phase
+        return (signal.id in WAITS and phase in BUSY) or (
+            signal.id in INTERRUPTS and phase is not Phase.SERVING
+        )
+
+    def phase(self) -> Phase | None:
+        """Return the furthest phase that was reached before the first trouble."""
+        reached = [t.before if t.troubled else t.phase for t in self._tracks.values()]
+        known = [phase for phase in reached if phase is not None]
+        return max(known, key=_ORDER.index, default=None)
+
+    def frames(self, source: str, node: str) -> Phase | None:
+        """Return the phase that the last frames of a source tell, where they stand near."""
+        track = self._tracks.get((node, source))
+        if track is None or self.count - track.frames_at > _FRAMES_LAST:
+            return None
+        return track.frames
+
+    def any_frames(self) -> Phase | None:
+        """Return the phase that the first frames of any source tell."""
+        return next((t.first for t in self._tracks.values() if t.first is not None), None)
+
+    def _track(self, record: Record) -> _Track:
+        return self._tracks.setdefault((record.node, record.source), _Track())
+
+    def _frames(self, record: Record) -> None:
+        phase = phase_of(record.text)
+        if phase is None:
+            return
+        track = self._track(record)
+        track.first = track.first or phase
+        if track.frames is None or self.count - track.frames_at > 1 or "\n" in record.text:
+            track.frames = phase
+        else:  # line by line: as in a whole traceback, what is nearer to the device tells more
+            track.frames = inner(track.frames, phase)
+        track.frames_at = self.count
+
+    def _fact(self, record: Record, fact: Fact) -> None:
+        if fact.kv_cache_bytes is not None and fact.kv_cache_bytes > 0:
+            self.kv_cache_bytes = fact.kv_cache_bytes
+        if fact.port_ready or fact.rate_tok_s is not None:
+            self.progress_at = self.count
+            self._move(record, Phase.SERVING)
+        elif fact.phase is not None:
+            self._move(record, fact.phase)
+
+    def _move(self, record: Record, phase: Phase) -> None:
+        track = self._track(record)
+        if phase is Phase.RESOLVING_CONFIG and track.phase not in {None, phase} and not record.address:
+            self.starts += 1
+        if track.phase is Phase.SERVING and (phase is not Phase.RESOLVING_CONFIG or record.address):
+            return
+        late = record.address is not None and track.phase is not None
+        if not late or _ORDER.index(phase) > _ORDER.index(track.phase or phase):
+            track.phase = phase
