@@ -19,6 +19,7 @@ from export import states
 from sparkd.api import http, operator
 from sparkd.cli import client, sparkctl
 from sparkd.cli.layout import clock_text, safe
+from sparkd.export.explain import explain
 from sparkd.export.page import page
 from sparkd.export.status import About, ready, status_view
 from sparkd.store.disk import DiskStore
@@ -78,7 +79,12 @@ class Daemon:
         self.last = await disk.view.last_closed()
         socket_app = operator.make_app(
             operator.OperatorViews(
-                self.status, disk.view.incidents, disk.view.incident, self.ask, self.failed.append
+                self.status,
+                lambda: explain(self.state, states.POLICY, states.NOW),
+                disk.view.incidents,
+                disk.view.incident,
+                self.ask,
+                self.failed.append,
             )
         )
         page_app = http.make_app(
@@ -244,7 +250,7 @@ def test_incidents_show(ctl):
         "       · relaunch: Ray monitor off, the guard watches instead; KV cache 49.1 → 44.6 GiB\n"
         "       · waited 10 s before it\n"
         "Then   generation 14 serving, verified by a generation (412 ms)\n"
-        "More   docs/causes.md: ray_oom_kill\n"
+        "More   docs/runbook.md: ray_oom_kill\n"
     )
 
 
@@ -348,7 +354,7 @@ def test_wrong_usage_is_2(arguments, capsys):
 
 def test_a_stale_socket_is_replaced_and_a_long_path_is_told(tmp_path):
     async def main():
-        app = operator.make_app(operator.OperatorViews(dict, None, None, None, None))
+        app = operator.make_app(operator.OperatorViews(dict, dict, None, None, None, None))
         runner = await operator.listen(app, refused(tmp_path))
         await runner.cleanup()
         with pytest.raises(OSError, match="longer than 107 bytes"):

@@ -81,7 +81,7 @@ def test_what_is_too_much_is_counted() -> None:
     )
     batch = intake.feed("serve log", SERVE, 1, flood, 1.0)
     assert (len(batch.signals), batch.dropped) == (SIGNALS_MAX, 9)
-    flips = b"Available routes are:\nLoading weights took 1 seconds\n" * FACTS_MAX
+    flips = b"Available routes are:\nLoading weights took 1 seconds\nERROR x\n" * FACTS_MAX
     batch = make().feed("serve log", SERVE, 1, flips, 1.0)
     assert len(batch.phases) == FACTS_MAX
     assert batch.dropped >= FACTS_MAX // 2

@@ -22,9 +22,10 @@ from sparkd.engines.member import render_unit
 from sparkd.engines.model import Rendered
 from sparkd.intake.logpump import LogPump
 from sparkd.intake.pump import Intake
+from sparkd.intake.signature_files import with_site_signatures
 from sparkd.loop.executor import World
 from sparkd.ports import Clock, Emit
-from sparkd.signals.catalogue import packaged_catalogue
+from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 from sparkd.signals.match import Places
 from sparkd.words import Backend, Settings, Stamp, UnitName
 
@@ -65,7 +66,7 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
     """Return the adapters; nothing is connected or started yet."""
     spec, node = loaded.engine, loaded.node
     log_dir = Path(loaded.paths.log_dir)
-    pump = LogPump(Intake(node.name, packaged_catalogue(), read_line, _places(loaded)), clock, told.emit)
+    pump = LogPump(Intake(node.name, _catalogue(), read_line, _places(loaded)), clock, told.emit)
     ray_logs = [f"{spec.ray_temp_dir}/session_latest/logs/{name}" for name in RAY_LOGS]
     pump.files = LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs})
     kernel = KernelLog(loaded.paths.kernel_log, pump.feed)
@@ -88,6 +89,14 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
         end=told.end,
     )
     return Outside(units, pump, kernel, bus, api, ray, world)
+
+
+def _catalogue() -> Catalogue:
+    """Return the packaged signatures with the site's; a file with a mistake is told and left out."""
+    catalogue, problems = with_site_signatures(packaged_catalogue())
+    for problem in problems:
+        log.error("signatures left out", problem=problem)
+    return catalogue
 
 
 def _bus(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> MqttBus:

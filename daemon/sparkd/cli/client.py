@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-SOCKET = Path("/run/sparkd/sparkd.sock")
 DEMO_SOCKET = Path("build/demo/spark-a/run/sparkd.sock")
 TIMEOUT_S = 10.0
 _START = "start it: sudo systemctl start sparkd (its log: journalctl -u sparkd -n 50), or sparkd run"

@@ -37,7 +37,7 @@ def show_text(incident: Document) -> str:
     if not remedies:
         blocks.append(_entry("Why", [incident["reason"] or UNKNOWN]))
     blocks.append(_entry("Then", _then(incident)))
-    blocks.append(_entry("More", [f"docs/causes.md: {incident['cause'] or 'unknown'}"]))
+    blocks.append(_entry("More", [f"docs/runbook.md: {incident['cause'] or 'unknown'}"]))
     return "\n".join(blocks)
 
 

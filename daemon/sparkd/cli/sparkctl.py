@@ -1,27 +1,19 @@
-"""`sparkctl`: the operator's program. Imports little, so that it answers at once.
+"""`sparkctl`: the operator's program. It imports what a command needs, so that it answers at once.
 
-Exit status: 0 = fine (for `status`: serving, and nobody is needed), 1 = not so or refused, 2 = wrong usage
-or the daemon cannot be asked.
+Exit status: 0 = fine (for `status`: serving, and nobody is needed; for `diagnose`: nothing wrong found),
+1 = not so or refused, 2 = wrong usage, or what is asked (the daemon, a log) cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sparkd.cli.client import SOCKET, Client, ClientError, Reply, demo_socket
-from sparkd.cli.incident_text import list_text, show_text
-from sparkd.cli.layout import safe
-from sparkd.cli.status_text import settings_text, status_text
-
-FINE, NOT_FINE, CANNOT = 0, 1, 2
-STATUS_VERSION = 1
+FINE = 0
+SOCKET = Path("/run/sparkd/sparkd.sock")
 VERBS = {
     "start": "start the engine on the whole cluster",
     "stop": "stop the engine on the whole cluster",
@@ -35,9 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except ClientError as error:
-        print(f"sparkctl: {error}", file=sys.stderr)
-        return CANNOT
     except BrokenPipeError:
         # The reader (`head`, a pager) has seen enough. Python's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,13 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    client = _client(options)
-    match options.command:
-        case "status" | "settings":
-            return _status(client, options)
-        case "incidents":
-            return _incidents(client, options)
-    return _verb(client, options)
+    if options.command == "replay":
+        from sparkd.cli import replay
+
+        return replay.run(options)
+    if options.command == "diagnose":
+        from sparkd.cli import diagnose
+
+        return diagnose.run(options)
+    if options.command == "signatures":
+        from sparkd.cli import signatures
+
+        return signatures.run(options)
+    from sparkd.cli import asking
+
+    return asking.run(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("status", parents=[common], help="what the cluster does, and whether it needs you")
     commands.add_parser("settings", parents=[common], help="memory settings: in force, asked, learned")
+    explain = "what it waits for, until when, and what it would do"
+    commands.add_parser("explain", parents=[common], help=explain)
+    replay = commands.add_parser(
+        "replay", parents=[common], help="a recorded incident's decisions, made again with this version"
+    )
+    replay.add_argument(
+        "file", metavar="FILE", help="of `sparkctl --json incidents show N`; - = standard input"
+    )
     incidents = commands.add_parser("incidents", parents=[common], help="what went wrong, and what was done")
     what = incidents.add_subparsers(dest="what", metavar="list | show N")
     what.add_parser("list", parents=[common], help="the newest incidents")
@@ -75,62 +80,49 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("number", type=int, metavar="N")
     for verb, text in VERBS.items():
         commands.add_parser(verb, parents=[common], help=text)
+    _add_diagnose(commands.add_parser("diagnose", parents=[common], help="the root cause in any logs"))
+    signatures = commands.add_parser(
+        "signatures", parents=[common], help="what diagnose and sparkd recognise"
+    )
+    signatures.add_argument(
+        "--patterns", action="store_true", help="only the patterns, for: LC_ALL=C grep -cE -f"
+    )
+    _add_signature_folder(signatures)
     return parser
 
 
-def _client(options: argparse.Namespace) -> Client:
-    if options.url:
-        return Client(url=options.url)
-    if options.demo:
-        return Client(path=demo_socket(), demo=True)
-    return Client(path=options.socket or SOCKET)
+def _add_diagnose(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Find the root cause in logs of vLLM, Ray, NCCL, the kernel, systemd, docker, of any node, in any "
+        "mixture and wrapping. Needs no daemon. Exit status: 0 nothing wrong found, 1 a cause found (or a "
+        "failure that no evidence explains), 2 no usable log."
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="a log, packed or not, a folder, an archive, - for standard input (default)",
+    )
+    parser.add_argument(
+        "--node", action="append", default=[], metavar="NAME=FILE", help="a log of the node NAME; repeatable"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="every signal, and why it won or lost; what was ignored"
+    )
+    parser.add_argument(
+        "--batch",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help='each line {"id": …, "lines": […]} gives a line with its result (default: standard input)',
+    )
+    _add_signature_folder(parser)
 
 
-def _status(client: Client, options: argparse.Namespace) -> int:
-    document = _body(client.get("/status"))
-    if document.get("version") != STATUS_VERSION:
-        raise ClientError("sparkctl and sparkd are of different versions: restart sparkd after an upgrade")
-    text = settings_text(document) if options.command == "settings" else status_text(document, time.time())
-    _print(document if options.json else text)
-    if options.command == "settings":
-        return FINE
-    return FINE if document["serving"] and not document["needs"] else NOT_FINE
-
-
-def _incidents(client: Client, options: argparse.Namespace) -> int:
-    if options.what != "show":
-        incidents = _body(client.get("/incidents"))
-        _print(incidents if options.json else list_text(incidents, time.time()))
-        return FINE
-    reply = client.get(f"/incidents/{options.number}")
-    if reply.status == 404:
-        print(f"sparkctl: {reply.error}; sparkctl incidents lists them", file=sys.stderr)
-        return NOT_FINE
-    incident = _body(reply)
-    _print(incident if options.json else show_text(incident))
-    return FINE
-
-
-def _verb(client: Client, options: argparse.Namespace) -> int:
-    by = os.environ.get("SUDO_USER") or os.environ.get("USER") or "unknown"
-    reply = client.post("/verb", {"verb": options.command, "by": by})
-    if reply.status not in {200, 409}:
-        raise ClientError(reply.error)
-    _print(reply.body if options.json else str(reply.body["text"]))
-    return FINE if reply.body["accepted"] else NOT_FINE
-
-
-def _body(reply: Reply) -> Any:
-    if reply.status != 200:
-        raise ClientError(f"sparkd answered {reply.status}: {reply.error}")
-    return reply.body
-
-
-def _print(what: Any) -> None:
-    if isinstance(what, str):
-        print(safe(what), flush=True)
-    else:
-        print(json.dumps(what, ensure_ascii=False, indent=2), flush=True)
+def _add_signature_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--signatures", type=Path, metavar="DIR", help="further signatures (default /etc/sparkd/signatures.d)"
+    )
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ counted and told with the batch. Nothing here waits or reads a clock: the time i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from sparkd.core.events import PhaseSeen
 from sparkd.engines.model import LineFact
-from sparkd.intake.lines import Lines
+from sparkd.intake.lines import Blocks, text_of
 from sparkd.intake.records import Reader
+from sparkd.intake.sieve import Sieve, Sifter
+from sparkd.signals import prefix
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.match import NO_PLACES, Places, recognise
 from sparkd.signals.model import Proof, Record, Signal
@@ -66,8 +68,9 @@ class _Stream:
 
     unit: UnitName | None
     generation: int
-    lines: Lines
+    blocks: Blocks
     reader: Reader
+    sifter: Sifter
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class Intake:
         self._catalogue = catalogue
         self._read_line = read_line
         self._places = places
+        self._sieve = Sieve(catalogue)
         self._streams: dict[tuple[str, int], _Stream] = {}
         self._told: dict[int, _Told] = {}
 
@@ -100,7 +104,7 @@ class Intake:
         """Take a chunk of a source; `unit` None = a source of the host (kernel log)."""
         stream = self._stream(source, unit, generation)
         draft = _Draft()
-        self._take(stream, stream.lines.feed(chunk), at_s, draft)
+        self._take(stream, stream.blocks.feed(chunk), at_s, draft)
         return draft.batch()
 
     def tick(self, at_s: float) -> Batch:
@@ -115,7 +119,7 @@ class Intake:
         draft = _Draft()
         stream = self._streams.pop((source, generation), None)
         if stream is not None:
-            self._take(stream, stream.lines.flush(), at_s, draft)
+            self._take(stream, stream.blocks.flush(), at_s, draft)
             self._recognise(stream.reader.flush(), draft)
         return draft.batch()
 
@@ -124,7 +128,7 @@ class Intake:
         draft = _Draft()
         for source, number in [key for key in self._streams if key[1] == generation]:
             stream = self._streams.pop((source, number))
-            self._take(stream, stream.lines.flush(), at_s, draft)
+            self._take(stream, stream.blocks.flush(), at_s, draft)
             self._recognise(stream.reader.flush(), draft)
         self.forget(generation)
         return draft.batch()
@@ -144,16 +148,17 @@ class Intake:
         key = (source, generation)
         if key not in self._streams:
             reader = Reader(source, self._node, generation)
-            self._streams[key] = _Stream(unit, generation, Lines(), reader)
+            sifter = Sifter(self._sieve, lambda: reader.waiting)
+            self._streams[key] = _Stream(unit, generation, Blocks(), reader, sifter)
         return self._streams[key]
 
-    def _take(self, stream: _Stream, lines: list[str], at_s: float, draft: _Draft) -> None:
-        if stream.unit is UnitName.SERVE:
-            for line in lines:
-                fact = self._read_line(line)
-                if fact is not None:
-                    _fold(draft, fact, stream.generation)
-        self._recognise(stream.reader.feed(lines, at_s), draft)
+    def _take(self, stream: _Stream, block: bytes, at_s: float, draft: _Draft) -> None:
+        for _, raw in stream.sifter.lines(block):
+            line = text_of(raw)
+            fact = self._read_line(line) if stream.unit is UnitName.SERVE else None
+            if fact is not None:
+                _fold(draft, fact, stream.generation)
+            self._recognise(stream.reader.line(prefix.split(line), at_s), draft)
 
     def _recognise(self, records: list[Record], draft: _Draft) -> None:
         for record in records:
@@ -177,27 +182,16 @@ class Intake:
             draft.signals.append(signal)
 
 
+_FACTS = tuple(item.name for item in fields(PhaseSeen) if item.name != "generation")
+
+
 def _fold(draft: _Draft, fact: LineFact, generation: int) -> None:
     """Add a fact; what continues the last one (no phase of its own, or the same) is folded into it."""
-    seen = PhaseSeen(
-        generation=generation,
-        phase=fact.phase,
-        done=fact.done,
-        total=fact.total,
-        kv_cache_bytes=fact.kv_cache_bytes,
-        rate_tok_s=fact.rate_tok_s,
-    )
+    said = {name: getattr(fact, name) for name in _FACTS if getattr(fact, name) is not None}
     last = draft.phases[-1] if draft.phases else None
-    if last is not None and seen.phase in {None, last.phase}:
-        draft.phases[-1] = PhaseSeen(
-            generation=generation,
-            phase=last.phase,
-            done=last.done if seen.done is None else seen.done,
-            total=last.total if seen.total is None else seen.total,
-            kv_cache_bytes=last.kv_cache_bytes if seen.kv_cache_bytes is None else seen.kv_cache_bytes,
-            rate_tok_s=last.rate_tok_s if seen.rate_tok_s is None else seen.rate_tok_s,
-        )
+    if last is not None and fact.phase in {None, last.phase}:
+        draft.phases[-1] = replace(last, **said)
     elif len(draft.phases) < FACTS_MAX:
-        draft.phases.append(seen)
+        draft.phases.append(PhaseSeen(generation=generation, **said))
     else:
         draft.dropped += 1

@@ -9,7 +9,8 @@ lines belong together:
 * Ray's report of a kill (about forty lines without prefix), to its suggestions.
 
 Everything else is a record by itself, at once. A report that is longer than the limit continues in a second
-record. An open report is closed by the first line that does not belong to it, by silence, or by the end.
+record. An open report is closed by the first line that does not belong to it, by silence (of time, or of so
+many lines of others), or by the end.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ REPORT_CHARS_MAX = 64 * 1024
 STREAMS_MAX = 32
 # A report is written in one go; what is silent for so long has ended.
 IDLE_S = 0.2
+IDLE_LINES = 100
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = (
@@ -35,6 +37,8 @@ _CHAINED = (
     "  + Exception Group Traceback",
 )
 _REPORTS = ("kill details:", "running low on memory", "Version mismatch: The cluster was started")
+OPENERS = ("ERROR ", "CRITICAL ", "FATAL ", _TRACEBACK, *_REPORTS)
+"""Words of which one stands in every line that opens a report."""
 _REPORT_ENDS = (" suggestions:", "[state-dump]")
 
 
@@ -53,13 +57,15 @@ class _Open:
     first: Prefix
     at_s: float
     last_s: float
+    last_line: int = 0
     lines: list[str] = field(default_factory=list)
     chars: int = 0
 
-    def add(self, text: str, at_s: float) -> None:
+    def add(self, text: str, at_s: float, line: int) -> None:
         self.lines.append(text)
         self.chars += len(text)
         self.last_s = at_s
+        self.last_line = line
 
     @property
     def full(self) -> bool:
@@ -74,12 +80,22 @@ class Reader:
         self._node = node
         self._generation = generation
         self._open: dict[str, _Open] = {}
+        self._count = 0
 
     def feed(self, lines: list[str], at_s: float) -> list[Record]:
         """Return the records that *lines* complete, each with the time of its first line."""
         found: list[Record] = []
         for line in lines:
-            self._line(prefix.split(line), at_s, found)
+            found += self.line(prefix.split(line), at_s)
+        return found
+
+    def line(self, line: Prefix, at_s: float) -> list[Record]:
+        """Return the records that one line, taken apart, completes."""
+        found: list[Record] = []
+        self._count += 1
+        self._line(line, at_s, found)
+        silent = [s for s, report in self._open.items() if self._count - report.last_line > IDLE_LINES]
+        found += [self._close(stream) for stream in silent]
         return found
 
     def tick(self, at_s: float) -> list[Record]:
@@ -99,7 +115,7 @@ class Reader:
     def _line(self, line: Prefix, at_s: float, found: list[Record]) -> None:
         report = self._open.get(line.stream)
         if report is not None and _belongs(report, line):
-            report.add(line.body, at_s)
+            report.add(line.body, at_s, self._count)
             report.kind = _kind_after(report.kind, line.body)
             if report.full or (report.kind is _Kind.REPORT and line.body.startswith(_REPORT_ENDS)):
                 found.append(self._close(line.stream))
@@ -113,7 +129,7 @@ class Reader:
         if len(self._open) >= STREAMS_MAX:
             found.append(self._close(next(iter(self._open))))
         opened = _Open(kind, line, at_s, at_s)
-        opened.add(line.body, at_s)
+        opened.add(line.body, at_s, self._count)
         self._open[line.stream] = opened
 
     def _close(self, stream: str) -> Record:
@@ -148,7 +164,8 @@ def _kind_of(line: Prefix) -> _Kind | None:
 
 def _belongs(report: _Open, line: Prefix) -> bool:
     if report.kind is _Kind.LOGGED:
-        return (line.where, line.printed) == (report.first.where, report.first.printed)
+        further = line.printed == report.first.printed or line.body[:1] in {" ", "\t"}
+        return line.where == report.first.where and further and line.level == report.first.level
     if line.where:
         return False
     if report.kind is _Kind.REPORT:

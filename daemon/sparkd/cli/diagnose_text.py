@@ -1,0 +1,144 @@
+"""An assessment of logs as text and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sparkd.cli.would import would
+from sparkd.export.human import words
+from sparkd.signals.assess import Assessment
+from sparkd.signals.causes import NONE, UNKNOWN
+from sparkd.signals.model import Diagnosis, Quote, Signal
+
+QUOTES_MAX = 8
+QUOTE_CHARS_MAX = 240
+Document = dict[str, Any]
+HEALTHY = frozenset({NONE, "clean_shutdown"})
+
+
+def diagnosis_text(found: Assessment, *, explain: bool) -> str:
+    """Return Why, Proof and what to do, as for an incident."""
+    diagnosis = found.diagnosis
+    lines = [_ignored_text(found)] if diagnosis.cause == NONE else _cause_lines(diagnosis)
+    if explain:
+        lines += ["", *_explained(found)]
+    return "\n".join(lines)
+
+
+def document(found: Assessment, *, explain: bool = False) -> Document:
+    """Return the result as JSON has it; unknown is null."""
+    diagnosis = found.diagnosis
+    sparkd, person = would(diagnosis)
+    result: Document = {
+        "cause": diagnosis.cause,
+        "phase": diagnosis.phase,
+        "node": diagnosis.node or None,
+        "rank": diagnosis.rank,
+        "transient": diagnosis.transient,
+        "confidence": diagnosis.confidence,
+        "quantities": {quantity.name: quantity.value for quantity in diagnosis.quantities},
+        "explanation": diagnosis.explanation,
+        "evidence": [_quote(quote) for quote in diagnosis.evidence],
+        "cascade": [_quote(quote) for quote in diagnosis.cascade],
+        "candidates": list(diagnosis.candidates),
+        "advice": diagnosis.advice,
+        "sparkd_would": sparkd,
+        "only_you_can": "" if sparkd else person,
+        "ignored": found.noise_count,
+    }
+    if explain:
+        result["ignored_by_signature"] = dict(found.noise)
+        result["signals"] = [_weighed(w.signal, w.verdict, w.why) for w in found.weighed]
+        result["signals_dropped"] = found.signals_dropped
+    return result
+
+
+def _ignored_text(found: Assessment) -> str:
+    if not found.noise_count:
+        return "nothing wrong found"
+    lines = "line" if found.noise_count == 1 else "lines"
+    listed = "sparkctl diagnose --explain lists them"
+    return f"nothing wrong found; {found.noise_count} known-harmless error {lines} ignored ({listed})"
+
+
+def _cause_lines(diagnosis: Diagnosis) -> list[str]:
+    where = [diagnosis.node or "node unknown"]
+    phase = [words(diagnosis.phase)] if diagnosis.phase else []
+    headline = " · ".join([diagnosis.cause, *phase, *where, f"confidence {diagnosis.confidence:.0%}"])
+    why = [diagnosis.explanation]
+    if diagnosis.candidates:
+        could = "it could be" if diagnosis.cause == UNKNOWN else "the evidence would also allow"
+        why.append(f"{could}: {', '.join(diagnosis.candidates)}")
+    proof = [_quote_text(quote) for quote in diagnosis.evidence]
+    proof += [f"{_quote_text(quote)}  (cascade)" for quote in diagnosis.cascade]
+    lines = [headline, "", *_entry("Why", why)]
+    if proof:
+        lines += _entry("Proof", proof[:QUOTES_MAX])
+    return [*lines, *_advice(diagnosis)]
+
+
+def _advice(diagnosis: Diagnosis) -> list[str]:
+    sparkd, person = would(diagnosis)
+    if diagnosis.cause == "clean_shutdown":
+        return ["", "nothing to do: it ended because it was asked to"]
+    if not sparkd:
+        return ["", f"only you can: {person}"]
+    return ["", f"sparkd would: {sparkd}", *([f"you can: {person}"] if person else [])]
+
+
+def _explained(found: Assessment) -> list[str]:
+    lines = []
+    for weighed in found.weighed:
+        signal = weighed.signal
+        said = f"{signal.id} ({signal.cause})"
+        lines.append(f"{weighed.verdict:<10} {said}: {weighed.why}")
+        lines.append(f"{'':<10} {_place(signal.node, signal.source, signal.printed)}  {_short(signal.quote)}")
+    if found.signals_dropped:
+        lines.append(f"{found.signals_dropped} further signals were beyond what is kept")
+    lines += [f"ignored    {count} times {name}: known to be harmless" for name, count in found.noise]
+    return lines or ["no line says anything: no signature of the catalogue matched"]
+
+
+def _entry(title: str, lines: Iterable[str]) -> list[str]:
+    return [f"{title if number == 0 else '':<7}{line}" for number, line in enumerate(lines)]
+
+
+def _quote_text(quote: Quote) -> str:
+    return f"{_place(quote.node, quote.source, quote.printed)}  {_short(quote.text)}"
+
+
+def _place(node: str, source: str, printed: str | None) -> str:
+    return "  ".join(part for part in (" ".join(filter(None, (node, source))), printed) if part)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= QUOTE_CHARS_MAX else f"{text[:QUOTE_CHARS_MAX].rstrip()} …"
+
+
+def _quote(quote: Quote) -> Document:
+    return {
+        "node": quote.node or None,
+        "source": quote.source,
+        "printed": quote.printed or None,
+        "text": quote.text,
+        "role": quote.role,
+    }
+
+
+def _weighed(signal: Signal, verdict: str, why: str) -> Document:
+    return {
+        "verdict": verdict,
+        "why": why,
+        "id": signal.id,
+        "cause": signal.cause,
+        "proof": signal.proof,
+        "fatal": signal.fatal,
+        "node": signal.node or None,
+        "rank": signal.rank,
+        "phase": signal.phase,
+        "source": signal.source,
+        "printed": signal.printed,
+        "quantities": {quantity.name: quantity.value for quantity in signal.quantities},
+        "quote": signal.quote,
+    }

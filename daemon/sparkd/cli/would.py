@@ -1,0 +1,29 @@
+"""What the daemon would do about a diagnosis: its own rules are asked, with the default settings."""
+
+from __future__ import annotations
+
+from sparkd.core.policy import Policy
+from sparkd.core.remedy import Action, Facts, choose
+from sparkd.signals.causes import NONE
+from sparkd.signals.model import Diagnosis
+from sparkd.words import Settings
+
+_NOTHING = frozenset({NONE, "clean_shutdown"})
+
+
+def would(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Return what sparkd would do and what only a person can do; either may be empty."""
+    if diagnosis.cause in _NOTHING:
+        return "", ""
+    kv_cache, total, needed = (
+        _whole(diagnosis.quantity(name)) for name in ("kv_cache_bytes", "total_bytes", "needed_bytes")
+    )
+    facts = Facts(Settings(), 1, (), kv_cache, total, request_kv_bytes=needed)
+    remedy = choose(diagnosis, facts, Policy(node="", head="", nodes=()), 0.0)
+    if remedy.action is Action.ESCALATE:
+        return "", diagnosis.advice or remedy.needs or remedy.explanation
+    return remedy.explanation, diagnosis.advice
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,139 @@
+"""One whole log of any origin → its records that matter, with times on the scale of `stamps`.
+
+Bounded in memory whatever the log's size: a block, the open reports, one reader for each machine and unit
+that a collector mixed into it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sparkd.intake import jsonlines
+from sparkd.intake.clock import HEAD_LINES, LogClock, clock_of
+from sparkd.intake.lines import Blocks, text_of
+from sparkd.intake.records import Reader
+from sparkd.intake.sieve import Finder, Sifter
+from sparkd.signals import prefix, wrapping
+from sparkd.signals.model import Record
+
+READERS_MAX = 64
+LINE_HELD_MAX = 1 << 20
+HEAD_BYTES = 1 << 16
+# A line without a stamp has that of a line before it; so many lines back it is looked for.
+STAMP_LINES = 200
+STAMP_WITHIN = 300
+_MAY_BE_STAMPED = re.compile(rb"\d:\d\d:\d\d|\[ *\d+\.\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a log is called, and whose it is.
+
+    Attributes:
+        source: its name in quotes.
+        node: the node that wrote it, where somebody said so; else what its lines say.
+    """
+
+    source: str
+    node: str | None = None
+
+
+class WholeLog:
+    """Reads one log."""
+
+    def __init__(self, origin: Origin, finder: Finder) -> None:
+        self._origin = origin
+        self._sifter = Sifter(finder, self._waiting)
+        self._clock = LogClock()
+        self._readers: dict[tuple[str | None, str | None], Reader] = {}
+        self._at_s = 0.0
+        self._read_to = 0
+
+    @property
+    def harmless(self) -> Counter[str]:
+        """How many lines were skipped that a signature knows to be harmless, by its id."""
+        return self._sifter.harmless
+
+    def records(self, chunks: Iterable[bytes]) -> Iterator[Record]:
+        """Yield the records of a log that is given in *chunks* of bytes."""
+        for number, block in enumerate(_blocks(chunks)):
+            if number == 0:
+                self._clock = clock_of(_head(block))
+                self._at_s = self._clock.first_s or 0.0
+            yield from self._block(block)
+        for reader in self._readers.values():
+            yield from reader.flush()
+
+    def _block(self, block: bytes) -> Iterator[Record]:
+        self._read_to = 0
+        for position, raw in self._sifter.lines(block):
+            line = wrapping.unwrap(text_of(raw))
+            parts = prefix.split(line.body)
+            at_s = self._clock.at(line.time, parts.printed)
+            if at_s is None and position != self._read_to:
+                at_s = self._before(block, position)
+            self._at_s = self._at_s if at_s is None else at_s
+            self._read_to = position + len(raw) + 1
+            if line.time is not None and parts.printed is None:
+                parts = parts._replace(printed=line.time)
+            yield from self._reader(line.machine, line.unit).line(parts, self._at_s)
+
+    def _waiting(self) -> bool:
+        return any(reader.waiting for reader in self._readers.values())
+
+    def _before(self, block: bytes, position: int) -> float | None:
+        """Return the time of the nearest line before *position* that has one."""
+        for _ in range(STAMP_LINES):
+            if position <= self._read_to:
+                return None
+            begin = block.rfind(b"\n", self._read_to, position - 1) + 1 or self._read_to
+            if _MAY_BE_STAMPED.search(block, begin, min(position - 1, begin + STAMP_WITHIN)):
+                line = wrapping.unwrap(text_of(block[begin : position - 1]))
+                at_s = self._clock.at(line.time, prefix.split(line.body).printed)
+                if at_s is not None:
+                    return at_s
+            position = begin
+        return None
+
+    def _reader(self, machine: str | None, unit: str | None) -> Reader:
+        key = (machine, unit)
+        if key not in self._readers:
+            if len(self._readers) >= READERS_MAX:
+                key = next(iter(self._readers))  # a log of so many writers is told as one
+            else:
+                source = self._origin.source if unit is None else f"{self._origin.source} {unit}"
+                self._readers[key] = Reader(source, self._origin.node or machine or "", 0)
+        return self._readers[key]
+
+
+def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks of whole plain lines; what kind of log it is shows in the first."""
+    blocks, is_json = Blocks(LINE_HELD_MAX), None
+    for chunk in _head_first(chunks):
+        block = blocks.feed(chunk)
+        if block:
+            is_json = jsonlines.is_json_log(block) if is_json is None else is_json
+            yield jsonlines.plain(block) if is_json else block
+    rest = blocks.flush()
+    if rest:
+        is_json = jsonlines.is_json_log(rest) if is_json is None else is_json
+        yield jsonlines.plain(rest) if is_json else rest
+
+
+def _head_first(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the chunks, the first ones joined to one that is large enough to judge the log by."""
+    rest = iter(chunks)
+    head = bytearray()
+    for chunk in rest:
+        head += chunk
+        if len(head) >= HEAD_BYTES:
+            break
+    yield bytes(head)
+    yield from rest
+
+
+def _head(block: bytes) -> list[str]:
+    return [text_of(line) for line in block[:HEAD_BYTES].split(b"\n", HEAD_LINES)[:HEAD_LINES] if line]
