@@ -1,185 +1,206 @@
 """From the evidence of a memory failure to the next settings: which setting, and by how much.
 
-The cause and phase pick the setting, the evidence picks the amount, the least harmful comes first, and one
-relaunch should be enough. A rung returns the new settings with a sentence, or None at its floor; the next
-rung is tried then. The order is that of the cost to users (design: settings and the ladder).
-
-Sources: vLLM takes the KV cache from `total x utilisation - weights - peak`; with `kv_cache_bytes` the
-utilisation no longer sizes the cache but is still checked at start-up against free memory, so both go down
-together. Ray kills above `threshold x total`.
+The cause and phase pick the setting, the evidence picks the amount (`core.need`), the least harmful comes
+first, and one relaunch should be enough: settings that together free the amount are changed together. The
+table for people is docs/ladder.md; a test holds the two together.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from sparkd.core import rungs
+from sparkd.core.need import AFTER_CAPTURE, Known, Need, gib, need_of
 from sparkd.core.policy import Floors, Policy
+from sparkd.core.room import fit_free_memory, foresee, make_room, spend
+from sparkd.core.rungs import Draft, Step
 from sparkd.signals.model import Diagnosis
-from sparkd.words import GIB, CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import GIB, Backend, Phase, Settings
 
-RAISED_THRESHOLD = 0.98
-"""Ray's monitor as high as it goes while nothing else guards the node: before the kernel has to act."""
+HOST_CAUSES = (
+    "ray_oom_kill",
+    "kernel_oom",
+    "cgroup_oom",
+    "uma_host_exhaustion",
+    "memory_guard_kill",
+    "host_memory_pressure",
+)
+"""The node's memory ran out; on a discrete GPU that is not the memory of the KV cache."""
 
-KV_TOKENS_STEP = 128
-DEFAULT_BATCHED_TOKENS = 2048
-"""vLLM 0.32's default for the API server where the device's memory size is unknown (engine/arg_utils.py)."""
+LEAST_BYTES = GIB // 2
+"""A step frees at least this: below it lies the difference from start to start. Where the cause is not one
+of memory (a second NCCL failure, unknown) nothing measures the amount: then what typically still comes."""
 
+KV_LOSS_MAX = 0.25
+"""Above this share of the KV cache, smaller steps and fewer graphs cost users less than the cache."""
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What the evidence says: how many bytes are to be freed on the node, of how many."""
+HALVINGS_LEAST = 2
+"""Of the tokens of a step after a kill while profiling: the peak was still rising, and how far is not
+known."""
 
-    free_bytes: int
-    total_bytes: int
-    kv_cache_bytes: int | None
-    phase: Phase | None
+STEP_FIXED = 0.15
+"""Of the activation peak what does not depend on the tokens of a step (logits of all requests)."""
 
+LARGER_STEPS = 4
+"""So often a larger step is looked for when the settings found have failed before."""
 
-Rung = Callable[[Settings, Need, Floors], tuple[Settings, str] | None]
-
-
-def gib(value: float) -> str:
-    """Return bytes as a person reads them."""
-    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / (1 << 20):.0f} MiB"
-
-
-def need_of(
-    diagnosis: Diagnosis, kv_cache_bytes: int | None, total_bytes: int | None, policy: Policy
-) -> Need:
-    """Return what is to be freed: the measured overshoot and the margin (a kill shows a lower bound)."""
-    total = int(diagnosis.quantity("total_bytes") or total_bytes or 0)
-    overshoot = _overshoot(diagnosis, total)
-    margin = int(total * policy.margin_share)
-    return Need(overshoot + margin, total, kv_cache_bytes, diagnosis.phase)
+Rule = Callable[[Settings, Need, Diagnosis, Floors], Step]
 
 
-def _overshoot(diagnosis: Diagnosis, total: int) -> int:
-    used = diagnosis.quantity("used_bytes")
-    threshold = diagnosis.quantity("threshold_bytes")
-    requested, free = diagnosis.quantity("requested_bytes"), diagnosis.quantity("free_bytes")
-    if used is not None and threshold is not None:
-        return max(0, int(used - threshold))
-    if used is not None and total:
-        return max(0, int(used - 0.95 * total))
-    if requested is not None and free is not None:
-        return max(0, int(requested - free))
-    return int(requested or 0)
+def step_down(diagnosis: Diagnosis, known: Known, policy: Policy, failed: tuple[Settings, ...] = ()) -> Step:
+    """Return the next settings and their explanation, None where the ladder ends.
 
-
-def lower_kv(settings: Settings, need: Need, floors: Floors) -> tuple[Settings, str] | None:
-    """Take the amount from the KV cache: costs concurrency and context, one for one."""
-    known = settings.kv_cache_bytes or need.kv_cache_bytes
-    if known is None:
-        return lower_utilization(settings, need, floors)
-    target = max(known - need.free_bytes, floors.kv_cache_bytes)
-    if target >= known:
-        return None
-    text = f"KV cache {gib(known)} -> {gib(target)}"
-    lowered = lower_utilization(settings, replace(need, free_bytes=known - target), floors)
-    base = lowered[0] if lowered else settings
-    return replace(base, kv_cache_bytes=target), text
-
-
-def lower_utilization(settings: Settings, need: Need, floors: Floors) -> tuple[Settings, str] | None:
-    """Take the amount from vLLM's share of the memory."""
-    if need.total_bytes <= 0:
-        return None
-    before = settings.gpu_memory_utilization
-    after = math.floor((before - need.free_bytes / need.total_bytes) * 100) / 100
-    after = max(after, floors.gpu_memory_utilization)
-    if after >= before:
-        return None
-    return replace(settings, gpu_memory_utilization=after), f"utilisation {before:.2f} -> {after:.2f}"
-
-
-def lower_batched_tokens(settings: Settings, _need: Need, floors: Floors) -> tuple[Settings, str] | None:
-    """Halve the tokens of one step: the activation peak of profiling; costs prefill speed."""
-    before = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    after = max(before // 2, floors.max_num_batched_tokens)
-    if after >= before:
-        return None
-    return replace(settings, max_num_batched_tokens=after), f"batched tokens {before} -> {after}"
-
-
-def lower_graphs(settings: Settings, _need: Need, floors: Floors) -> tuple[Settings, str] | None:
-    """Capture fewer CUDA graphs: costs latency per token."""
-    order = list(CudaGraph)
-    index = order.index(settings.cudagraph) + 1
-    if index >= len(order) or (order[index] is CudaGraph.NONE and not floors.eager_allowed):
-        return None
-    return replace(settings, cudagraph=order[index]), f"CUDA graphs {settings.cudagraph} -> {order[index]}"
-
-
-def lazy_load(settings: Settings, _need: Need, _floors: Floors) -> tuple[Settings, str] | None:
-    """Read weights without filling the page cache ahead: costs load time at most."""
-    if settings.load_format is LoadFormat.LAZY:
-        return None
-    return replace(settings, load_format=LoadFormat.LAZY), "weights are read lazily"
-
-
-RUNGS: dict[Phase | None, tuple[Rung, ...]] = {
-    Phase.LOADING_WEIGHTS: (lazy_load, lower_utilization),
-    Phase.COMPILING: (lower_batched_tokens, lower_kv, lower_graphs),
-    Phase.PROFILING: (lower_batched_tokens, lower_kv, lower_graphs),
-    Phase.CAPTURING_GRAPHS: (lower_kv, lower_graphs),
-}
-ANY_PHASE: tuple[Rung, ...] = (lower_kv, lower_batched_tokens, lower_graphs)
-
-
-def step_down(settings: Settings, need: Need, floors: Floors) -> tuple[Settings, str] | None:
-    """Return the settings of the first rung that still goes down, None at the bottom of the ladder."""
-    for rung in RUNGS.get(need.phase, ANY_PHASE):
-        lowered = rung(settings, need, floors)
-        if lowered is not None:
-            return lowered
+    Settings in *failed* are not tried again: where the rules lead to them, a larger step is taken.
+    """
+    for more in range(LARGER_STEPS):
+        found = _step(diagnosis, replace(known, repeats=known.repeats + more), policy)
+        if found is None:
+            return None
+        if found[0] != known.settings and found[0] not in failed:
+            return found
     return None
 
 
-def after_ray_kill(settings: Settings, need: Need, policy: Policy) -> tuple[Settings, str] | None:
-    """Ray's monitor off where guards enforce, else raised; and the KV cache lower by what was missing."""
-    loosened, said = _loosen_monitor(settings, policy)
-    lowered = step_down(loosened, need, policy.floors)
+def _step(diagnosis: Diagnosis, known: Known, policy: Policy) -> Step:
+    settings, said = known.settings, ""
+    need = need_of(diagnosis, known, settings, policy)
+    if _monitor_in_the_way(diagnosis, need, policy):
+        settings, said = rungs.loosen_monitor(settings, policy)
+        need = need_of(diagnosis, known, settings, policy)
+    lowered = rule_for(diagnosis, policy)(settings, need, diagnosis, policy.floors)
     if lowered is None:
-        return (loosened, said) if said else None
+        return (settings, said) if said and diagnosis.cause == "ray_oom_kill" else None
     return lowered[0], " · ".join(filter(None, (said, lowered[1])))
 
 
-def _loosen_monitor(settings: Settings, policy: Policy) -> tuple[Settings, str]:
-    before = settings.ray_memory_threshold
-    if before is None:
-        return settings, ""
-    if policy.guard_enforcing:
-        return replace(settings, ray_memory_threshold=None), "Ray's monitor off, the guard watches instead"
-    if before >= RAISED_THRESHOLD:
-        return settings, ""
-    raised = replace(settings, ray_memory_threshold=RAISED_THRESHOLD)
-    return raised, f"Ray's monitor {before:.2f} -> {RAISED_THRESHOLD:.2f} (no guard enforces, so it stays on)"
+def _monitor_in_the_way(diagnosis: Diagnosis, need: Need, policy: Policy) -> bool:
+    """It killed, or its threshold would keep the next start below what the node has."""
+    if policy.backend is not Backend.RAY:
+        return False
+    if diagnosis.cause == "startup_free_memory_too_low":
+        return policy.unified_memory
+    if diagnosis.cause == "kv_cache_too_small":
+        return policy.unified_memory and need.free_bytes > 0
+    return diagnosis.cause == "ray_oom_kill"
 
 
-def fit_free_memory(settings: Settings, diagnosis: Diagnosis, policy: Policy) -> tuple[Settings, str] | None:
-    """Ask for no more than was free at start-up."""
-    free, total = diagnosis.quantity("free_bytes"), diagnosis.quantity("total_bytes")
-    if not free or not total:
+def rule_for(diagnosis: Diagnosis, policy: Policy) -> Rule:
+    """Return the rule for a cause in a phase."""
+    if diagnosis.cause in CAUSES:
+        return CAUSES[diagnosis.cause]
+    if diagnosis.cause in HOST_CAUSES and not policy.unified_memory:
+        return spare_the_host
+    return PHASES.get(diagnosis.phase, free_bytes)
+
+
+def load_lightly(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: Floors) -> Step:
+    """While loading only weights and page cache count: read lazily, and fit the share for what comes."""
+    draft = Draft(settings).try_(rungs.lazy_load, need, floors).try_(rungs.fit_share, need, floors)
+    return foresee(draft, need, floors).step if draft.said else None
+
+
+def shrink_steps(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: Floors) -> Step:
+    """The activation peak of the profiling run: halve the tokens of a step until it fits."""
+    draft, before = Draft(settings), None
+    while draft is not before and not _small_enough(len(draft.said), need):
+        before, draft = draft, draft.try_(rungs.lower_batched_tokens, need, floors)
+    if not draft.said:
+        draft = draft.try_(rungs.lower_graphs, need, floors)
+    draft = draft.try_(rungs.fit_share, need, floors)
+    return foresee(draft, need, floors).step if draft.said else None
+
+
+def _small_enough(halvings: int, need: Need) -> bool:
+    if need.step_share is None or not halvings:
+        return halvings >= HALVINGS_LEAST
+    return STEP_FIXED + (1 - STEP_FIXED) * 0.5**halvings <= need.step_share
+
+
+def free_bytes(settings: Settings, need: Need, diagnosis: Diagnosis, floors: Floors) -> Step:
+    """From the KV cache on: the cache pays, unless that costs more than smaller steps and fewer graphs."""
+    measured = diagnosis.cause in (*HOST_CAUSES, "cuda_oom")
+    need = replace(need, free_bytes=max(need.free_bytes, LEAST_BYTES if measured else need.rest_bytes))
+    draft = Draft(settings, need.free_bytes)
+    if need.known.cache_bytes is None:
+        draft = draft.try_(rungs.lower_utilization, need, floors)
+        return _explained(draft if draft.said else draft.try_(rungs.lower_batched_tokens, need, floors), need)
+    if _too_dear(draft, need, floors):
+        draft = _beside_the_cache(replace(draft, settings=rungs.pin_kv(settings, need)), need, floors)
+    return _explained(_from_the_cache(draft, need, floors), need)
+
+
+def _too_dear(draft: Draft, need: Need, floors: Floors) -> bool:
+    cache = need.known.cache_bytes or 0
+    least = max(floors.kv_cache_bytes, int(1.02 * (need.known.request_kv_bytes or 0)))
+    return draft.left_bytes > KV_LOSS_MAX * cache or cache - draft.left_bytes < least
+
+
+def _beside_the_cache(draft: Draft, need: Need, floors: Floors) -> Draft:
+    """Smaller steps, then fewer graphs, until the cache can pay the rest."""
+    for rung in (rungs.halve_above_default, rungs.fewer_graphs):
+        before = None
+        while draft is not before and _too_dear(draft, need, floors):
+            before, draft = draft, draft.try_(rung, need, floors)
+    return draft
+
+
+def _from_the_cache(draft: Draft, need: Need, floors: Floors) -> Draft:
+    """Let the cache pay, the context with it below what one request needs, and at the floor the rest."""
+    if draft.left_bytes <= 0:
+        return draft
+    known = need.known
+    cache = known.cache_bytes or 0
+    draft = draft.take(rungs.lower_kv(draft.settings, replace(need, free_bytes=draft.left_bytes), floors))
+    left, one, tokens = draft.settings.kv_cache_bytes or cache, known.request_kv_bytes, known.request_tokens
+    if one and tokens and left < one:
+        draft = draft.take(rungs.fit_context(draft.settings, tokens * left / one / 1.02, floors))
+    unpaid = replace(draft, left_bytes=draft.left_bytes - (cache - left))
+    return spend(unpaid, need, floors, (rungs.lower_batched_tokens, rungs.lower_graphs))
+
+
+def _explained(draft: Draft, need: Need) -> Step:
+    """The step with the reason of its amount, where one was measured or projected."""
+    if draft.step is None:
         return None
-    after = math.floor((free / total - policy.margin_share / 2) * 100) / 100
-    if not policy.floors.gpu_memory_utilization <= after < settings.gpu_memory_utilization:
-        return None
-    text = f"utilisation {settings.gpu_memory_utilization:.2f} -> {after:.2f}: {gib(free)} were free"
-    return replace(settings, gpu_memory_utilization=after), text
+    why = _why(need)
+    return draft.settings, f"{draft.step[1]} ({why})" if why else draft.step[1]
 
 
-def fit_context(settings: Settings, diagnosis: Diagnosis, policy: Policy) -> tuple[Settings, str] | None:
-    """Ask for no longer context than the KV cache holds, by the engine's own estimate."""
-    fits = int(diagnosis.quantity("estimated_max_model_len") or 0) // KV_TOKENS_STEP * KV_TOKENS_STEP
-    before = settings.max_model_len
-    if fits < policy.floors.max_model_len or (before is not None and fits >= before):
-        return None
-    text = f"longest context {before or 'of the model'} -> {fits} tokens"
-    return replace(settings, max_model_len=fits), text
+def _why(need: Need) -> str:
+    if need.read_bytes is not None and need.read_bytes + need.rest_bytes - need.aim_bytes >= need.free_bytes:
+        read, rest, aim = (gib(value) for value in (need.read_bytes, need.rest_bytes, need.aim_bytes))
+        return f"{read} were in use, {rest} more are to be expected, {aim} should be used"
+    if need.share_bytes is not None and need.phase not in AFTER_CAPTURE and need.free_bytes > LEAST_BYTES:
+        return f"beside what the node held before, {gib(need.share_bytes)} are left for vLLM"
+    return ""
 
 
-def raise_kv_share(settings: Settings, need: Need, floors: Floors) -> tuple[Settings, str] | None:
-    """Leave the KV cache more of the same share: smaller steps and fewer graphs need less beside it."""
-    return lower_batched_tokens(settings, need, floors) or lower_graphs(settings, need, floors)
+def spare_the_host(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: Floors) -> Step:
+    """The node's own memory ran out and the GPU has its own: only how weights are read can help."""
+    return rungs.lazy_load(settings, need, floors)
+
+
+CAUSES: dict[str, Rule] = {
+    "startup_free_memory_too_low": fit_free_memory,
+    "kv_cache_too_small": make_room,
+}
+PHASES: dict[Phase | None, Rule] = {
+    Phase.LOADING_WEIGHTS: load_lightly,
+    Phase.COMPILING: shrink_steps,
+    Phase.PROFILING: shrink_steps,
+}
+
+
+def end_of(diagnosis: Diagnosis, policy: Policy) -> str:
+    """Return what only a person can do where the ladder ends."""
+    if diagnosis.cause in HOST_CAUSES and not policy.unified_memory:
+        return "The node's own memory is short, not the GPU's: stop other programs there, or give it more."
+    if diagnosis.cause == "kv_cache_too_small":
+        return (
+            "The weights leave no room for the KV cache: raise settings.gpu_memory_utilization, or use a "
+            "smaller or more quantised model, or more nodes."
+        )
+    if diagnosis.phase is Phase.LOADING_WEIGHTS:
+        return "The weights do not fit beside what the node holds: a smaller model or more nodes are needed."
+    return "Lower the floors, free memory on the node, or use a smaller model or more nodes."

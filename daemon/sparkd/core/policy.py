@@ -51,6 +51,10 @@ class Policy:
         shared_digest, node_digest: the plan as this node renders it (see `engines.digest`).
         version: this daemon's version.
         guard_enforcing: every node's guard is observed enforcing (none exists before the memory guard does).
+        guard_floor_bytes: available memory below which the guard ends the member; design: the guard gets its
+            floors from the daemon.
+        unified_memory: GPU and node share one memory (DGX Spark); False: the device has its own, and a kill
+            for the node's memory is not cured by a smaller KV cache.
         ray_monitor_off_asked: the operator asks for Ray's memory monitor off; `settings` then holds the
             highest threshold instead, for the monitor may be off only while every guard enforces.
         autostart: start the engine when the daemon starts.
@@ -70,10 +74,20 @@ class Policy:
         status_every_s, telemetry_every_s, resend_s: periods of publishing.
         model_check_s: period of the check of what a launch needs while waiting.
         backoff_base_s, backoff_max_s: wait before a relaunch, doubling from the one to the other.
+        jitter_share: the wait grows by up to this share of itself, by the generation: clusters that share a
+            fault do not come back in step.
+        cooldown_s: a generation that has served for so long ends the row of failures that came before it.
+        escalated_retry_s: period of trying again by itself after an escalation that time may end; 0 = never.
+        observe_only: watch and report, never start or stop anything.
+        climb_after_s: degraded settings that have served for so long are left for the asked ones, in a quiet
+            moment (nobody has asked for climb_idle_s); 0 = never.
+        context: digest of what settings and times are learned with: model, engine, driver, kernel, nodes.
+        unclean_boots_max: so many boots in a row after an unclean end: nothing is started any more.
+        leak_cycles: so many teardowns in a row with less memory back each time are a leak.
         transient_budget: relaunches for one transient cause within budget_window_s.
         unknown_unchanged: unchanged relaunches for `unknown` before one memory step.
-        margin_share: what a memory step frees beside the measured overshoot, as a share of the node's memory:
-            a kill's reading is a lower bound of the need.
+        margin_share: what a memory step frees beside what the evidence asks for and what typically still
+            comes, as a share of the node's memory.
     """
 
     node: str
@@ -87,6 +101,8 @@ class Policy:
     node_digest: str = ""
     version: str = ""
     guard_enforcing: bool = False
+    guard_floor_bytes: int = 3 * GIB
+    unified_memory: bool = True
     ray_monitor_off_asked: bool = False
     autostart: bool = True
     phase_budget_s: tuple[tuple[Phase, float], ...] = PHASE_BUDGETS
@@ -109,10 +125,19 @@ class Policy:
     model_check_s: float = 5.0
     backoff_base_s: float = 10.0
     backoff_max_s: float = 300.0
+    jitter_share: float = 0.1
+    cooldown_s: float = 600.0
+    escalated_retry_s: float = 3600.0
+    observe_only: bool = False
+    climb_after_s: float = 0.0
+    climb_idle_s: float = 600.0
+    context: str = ""
+    unclean_boots_max: int = 3
+    leak_cycles: int = 4
     transient_budget: int = 3
     budget_window_s: float = 3600.0
     unknown_unchanged: int = 2
-    margin_share: float = 0.0375
+    margin_share: float = 0.01
 
     @property
     def is_head(self) -> bool:

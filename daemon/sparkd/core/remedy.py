@@ -6,10 +6,11 @@ not use up what a memory failure may need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sparkd.core import ladder
+from sparkd.core.need import Known, gib
 from sparkd.core.policy import Policy
 from sparkd.core.restart import Spent, backoff, spent_on
 from sparkd.signals.causes import cause_info
@@ -21,6 +22,7 @@ MEMORY = (
     "kernel_oom",
     "cgroup_oom",
     "uma_host_exhaustion",
+    "memory_guard_kill",
     "cuda_oom",
     "startup_free_memory_too_low",
     "kv_cache_too_small",
@@ -34,6 +36,10 @@ NCCL = (
     "gloo_connect_failure",
     "c10d_connect_timeout",
 )
+EXHAUSTED_SHARE = 0.01
+"""A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
+AT_THE_FLOOR = "every memory setting is at its floor"
+SILENT = "host_memory_pressure"
 UNDECIDED = ("unknown", "killed_unspecified", "engine_dead_unspecified")
 
 
@@ -54,6 +60,13 @@ class Facts:
     kv_cache_bytes: int | None
     total_bytes: int | None
     causes: tuple[str, ...] = ()
+    baseline_bytes: int | None = None
+    lowest_available_bytes: int | None = None
+    request_kv_bytes: int | None = None
+    request_tokens: int | None = None
+    weights_bytes: int | None = None
+    loading_available_bytes: int | None = None
+    failed: tuple[Settings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +100,36 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
 
 
 def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
-    lowered = _lower(diagnosis, facts, policy)
+    lowered = _one_step(diagnosis, facts, policy)
     if lowered is None:
-        return _escalate(facts, diagnosis, "every memory setting is at its floor")
+        return _at_the_floor(diagnosis, facts, policy)
     return _relaunch(facts, policy, *lowered)
 
 
-def _lower(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> tuple[Settings, str] | None:
-    need = ladder.need_of(diagnosis, facts.kv_cache_bytes, facts.total_bytes, policy)
-    if diagnosis.cause == "ray_oom_kill":
-        return ladder.after_ray_kill(facts.settings, need, policy)
-    if diagnosis.cause == "startup_free_memory_too_low":
-        fitted = ladder.fit_free_memory(facts.settings, diagnosis, policy)
-        return fitted or ladder.lower_utilization(facts.settings, need, policy.floors)
-    if diagnosis.cause == "kv_cache_too_small":
-        fitted = ladder.fit_context(facts.settings, diagnosis, policy)
-        return fitted or ladder.raise_kv_share(facts.settings, need, policy.floors)
-    return ladder.step_down(facts.settings, need, policy.floors)
+def _at_the_floor(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
+    needs = diagnosis.advice or cause_info(diagnosis.cause).advice or ladder.end_of(diagnosis, policy)
+    return Remedy(Action.ESCALATE, facts.settings, AT_THE_FLOOR, needs=needs)
+
+
+def _known(facts: Facts) -> Known:
+    return Known(
+        settings=facts.settings,
+        kv_cache_bytes=facts.kv_cache_bytes,
+        request_kv_bytes=facts.request_kv_bytes,
+        request_tokens=facts.request_tokens,
+        weights_bytes=facts.weights_bytes,
+        loading_available_bytes=facts.loading_available_bytes,
+        total_bytes=facts.total_bytes,
+        baseline_bytes=facts.baseline_bytes,
+        lowest_available_bytes=facts.lowest_available_bytes,
+        repeats=sum(1 for cause in facts.causes if cause in (*MEMORY, SILENT)),
+        refusals=facts.causes.count("kv_cache_too_small"),
+    )
 
 
 def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
+    if _exhausted(facts, policy):
+        return _silent_kill(diagnosis, facts, policy)
     if used < policy.unknown_unchanged:
         text = f"no evidence decides the cause: unchanged relaunch {used + 1} of {policy.unknown_unchanged}"
         return _relaunch(facts, policy, facts.settings, text)
@@ -114,6 +137,25 @@ def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) ->
     if lowered is None:
         return _escalate(facts, diagnosis, f"{used} relaunches without a cause that evidence decides")
     return _relaunch(facts, policy, lowered[0], f"cause still unknown, one memory step: {lowered[1]}")
+
+
+def _silent_kill(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
+    """Nothing says who killed, but the node's memory does: the failure counts as one of memory."""
+    causes = tuple(SILENT if cause in UNDECIDED else cause for cause in facts.causes)
+    facts = replace(facts, causes=causes)
+    lowered = _one_step(replace(diagnosis, cause=SILENT), facts, policy)
+    if lowered is None:
+        return _at_the_floor(diagnosis, facts, policy)
+    left = gib(facts.lowest_available_bytes or 0)
+    text = f"nothing says who ended it, but only {left} were available on the node: {lowered[1]}"
+    return _relaunch(facts, policy, lowered[0], text)
+
+
+def _exhausted(facts: Facts, policy: Policy) -> bool:
+    """Whether the node was as empty as a kill for memory leaves it; the sample is a second old at most."""
+    if facts.lowest_available_bytes is None or not facts.total_bytes:
+        return False
+    return facts.lowest_available_bytes < policy.guard_floor_bytes + EXHAUSTED_SHARE * facts.total_bytes
 
 
 def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
@@ -124,8 +166,7 @@ def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
 
 
 def _one_step(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> tuple[Settings, str] | None:
-    need = ladder.need_of(diagnosis, facts.kv_cache_bytes, facts.total_bytes, policy)
-    return ladder.lower_kv(facts.settings, need, policy.floors)
+    return ladder.step_down(diagnosis, _known(facts), policy, facts.failed)
 
 
 def _relaunch(facts: Facts, policy: Policy, settings: Settings, explanation: str) -> Remedy:

@@ -1,0 +1,145 @@
+"""From a diagnosis to what is done: budgets, silent kills, and what is said where the ladder ends."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from sim.world import make_policy
+from sparkd.core import remedy
+from sparkd.core.remedy import Action, Facts
+from sparkd.signals.causes import CAUSES
+from sparkd.signals.model import Diagnosis, Quantity
+from sparkd.words import GIB, LoadFormat, Phase, Settings
+
+TOTAL = int(119.7 * GIB)
+POLICY = make_policy("spark-a")
+
+
+def diagnosed(cause: str, phase: Phase = Phase.SERVING, **quantities: float) -> Diagnosis:
+    made = tuple(Quantity(name, value) for name, value in quantities.items())
+    return Diagnosis(cause, phase, "spark-a", None, 1.0, "", quantities=made)
+
+
+def facts(settings: Settings | None = None, **more: object) -> Facts:
+    given = {"failures": 1, "spent": (), "kv_cache_bytes": 40 * GIB, "total_bytes": TOTAL}
+    return Facts(settings or Settings(), **{**given, **more})
+
+
+def test_memory_causes_have_no_budget_but_the_ladder() -> None:
+    spent = tuple(("cuda_oom", float(t)) for t in range(20))
+    oom = diagnosed("cuda_oom", requested_bytes=GIB, free_bytes=0)
+
+    chosen = remedy.choose(oom, facts(failures=20, spent=spent), POLICY, 30.0)
+
+    assert chosen.action is Action.RELAUNCH
+
+
+@pytest.mark.parametrize("cause", remedy.MEMORY)
+def test_every_memory_cause_is_known_and_leads_to_less_or_to_a_person(cause) -> None:
+    assert cause in CAUSES
+    chosen = remedy.choose(diagnosed(cause), facts(), POLICY, 0.0)
+
+    assert chosen.settings != Settings() or chosen.action is Action.ESCALATE
+    assert chosen.explanation
+
+
+def test_a_silent_kill_on_an_exhausted_node_counts_as_one_of_memory() -> None:
+    killed = diagnosed("killed_unspecified")
+
+    chosen = remedy.choose(killed, facts(lowest_available_bytes=3 * GIB), POLICY, 0.0)
+
+    assert chosen.settings.kv_cache_bytes < 40 * GIB
+    assert "only 3.0 GiB were available" in chosen.explanation
+
+
+@pytest.mark.parametrize("lowest", [None, 6 * GIB])
+def test_a_silent_kill_on_a_node_with_memory_left_changes_nothing(lowest) -> None:
+    killed = diagnosed("killed_unspecified")
+
+    chosen = remedy.choose(killed, facts(lowest_available_bytes=lowest), POLICY, 0.0)
+
+    assert chosen.settings == Settings()
+    assert "unchanged relaunch 1 of 2" in chosen.explanation
+
+
+def test_silent_kills_in_a_row_take_larger_steps() -> None:
+    killed = diagnosed("killed_unspecified")
+    first, second = (
+        remedy.choose(killed, facts(lowest_available_bytes=3 * GIB, causes=causes), POLICY, 0.0)
+        for causes in ((), ("killed_unspecified",))
+    )
+
+    assert second.settings.kv_cache_bytes < first.settings.kv_cache_bytes
+
+
+def test_a_silent_kill_on_a_discrete_gpus_node_does_not_shrink_the_cache() -> None:
+    policy = replace(POLICY, unified_memory=False)
+
+    chosen = remedy.choose(diagnosed("killed_unspecified"), facts(lowest_available_bytes=GIB), policy, 0.0)
+
+    assert chosen.settings == Settings(load_format=LoadFormat.LAZY)
+
+
+def test_at_the_end_of_the_ladder_a_person_is_told_what_to_do() -> None:
+    lazy = Settings(ray_memory_threshold=0.98, load_format=LoadFormat.LAZY)
+
+    chosen = remedy.choose(diagnosed("ray_oom_kill", Phase.LOADING_WEIGHTS), facts(lazy), POLICY, 0.0)
+
+    assert chosen.action is Action.ESCALATE
+    assert chosen.settings == lazy
+    assert "more nodes" in chosen.needs
+
+
+def test_settings_that_failed_are_not_chosen_again() -> None:
+    kill = diagnosed("ray_oom_kill", used_bytes=114 * GIB, total_bytes=TOTAL)
+    first = remedy.choose(kill, facts(), POLICY, 0.0)
+
+    second = remedy.choose(kill, facts(failed=(first.settings,)), POLICY, 0.0)
+
+    assert second.settings.kv_cache_bytes < first.settings.kv_cache_bytes
+
+
+def test_unknown_is_tried_unchanged_twice_then_one_memory_step_then_a_person() -> None:
+    unknown, seen = diagnosed("unknown"), []
+    for used in range(4):
+        chosen = remedy.choose(unknown, facts(causes=("unknown",) * used), POLICY, 0.0)
+        seen.append((chosen.action, chosen.settings == Settings()))
+
+    go, stop = Action.RELAUNCH, Action.ESCALATE
+    assert seen == [(go, True), (go, True), (go, False), (stop, True)]
+
+
+def test_a_second_nccl_failure_takes_one_memory_step() -> None:
+    timeout = diagnosed("nccl_timeout")
+
+    first = remedy.choose(timeout, facts(), POLICY, 0.0)
+    second = remedy.choose(timeout, facts(causes=("nccl_timeout",)), POLICY, 0.0)
+
+    assert first.settings == Settings()
+    assert second.settings.kv_cache_bytes < 40 * GIB
+
+
+def test_a_passing_cause_changes_nothing_and_ends_with_its_budget() -> None:
+    trips = diagnosed("memory_profiling_error", Phase.PROFILING)
+
+    chosen = [
+        remedy.choose(trips, facts(causes=("memory_profiling_error",) * n), POLICY, 0.0) for n in (0, 3)
+    ]
+
+    assert [c.action for c in chosen] == [Action.RELAUNCH, Action.ESCALATE]
+    assert chosen[0].settings == Settings()
+
+
+def test_what_the_daemon_hands_over_is_known() -> None:
+    """Which facts the core fills in: the benchmark must not live on others without saying so."""
+    source = Path(remedy.__file__).with_name("incident.py").read_text(encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    (made,) = [call for call in calls if ast.unparse(call.func) == "remedy.Facts"]
+    names = {word.arg for word in made.keywords}
+
+    assert names <= {field.name for field in fields(Facts)}
+    assert {"settings", "kv_cache_bytes", "total_bytes", "causes", "baseline_bytes", "failed"} <= names
