@@ -16,7 +16,7 @@ from sparkd.core.events import (
     MembershipObserved,
     ModelChecked,
 )
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
+from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
 from sparkd.core.records import Record
 from sparkd.core.state import Remembered
 from sparkd.engines.model import Rendered
@@ -65,13 +65,17 @@ class Sources(Protocol):
         """Stop following."""
 
 
+Said = MemberStatus | Intent | Report | Telemetry | IncidentNotice
+"""What a daemon says through the broker."""
+
+
 class Bus(Protocol):
     """The session with the broker. Emits BrokerChanged and what was received."""
 
     async def run(self) -> None:
         """Keep the session up until cancelled."""
 
-    async def publish(self, message: MemberStatus | Intent | Report | Telemetry) -> None:
+    async def publish(self, message: Said) -> None:
         """Publish; while there is no session, the newest retained message of each kind waits for it."""
 
 

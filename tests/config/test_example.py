@@ -17,7 +17,7 @@ from sparkd.engines.model import EngineSpec, NodeSpec
 TEXT = EXAMPLE.read_text(encoding="utf-8")
 SHOWN = tomllib.loads(re.sub(r"^#(?=[a-z_]+ = )", "", TEXT, flags=re.MULTILINE))
 # Made from other keys, observed, or the caller's: no keys of their own.
-MADE = {"node", "head", "nodes", "settings", "floors", "shared_digest", "node_digest", "version"}
+MADE = {"context", "node", "head", "nodes", "settings", "floors", "shared_digest", "node_digest", "version"}
 MADE |= {"guard_enforcing", "ray_monitor_off_asked", "gpus"}
 RENAMED = {"ray_program": "program", "vllm_program": "program", "vllm_version": "version"}
 

@@ -362,7 +362,7 @@ LAST = b"\n(Worker_TP0 pid=1) INFO 01-01 00:00:00 [gpu_worker.py:466] Available 
 
 
 def a_million_lines() -> Iterator[bytes]:
-    """Faster than anybody reads, and more than is kept unread: the middle is skipped."""
+    """As fast as they can be written."""
     for begin in range(0, 1_000_000, 50_000):
         yield b"".join(b"INFO step %07d%s\n" % (number, b"." * 62) for number in range(begin, begin + 50_000))
 
@@ -401,6 +401,5 @@ def test_any_output_of_the_engine_is_read_without_a_stall(live: Callable[..., St
         await still_serves(standin)
         events = {event["event"] for event in standin.cluster.head.events}
         assert "loop stalled" not in events
-        assert "log_skipped" in events
 
     live(story)

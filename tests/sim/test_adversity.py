@@ -289,3 +289,20 @@ def test_what_processes_say_of_our_own_fence_decides_nothing() -> None:
     world.run_until(lambda: bool(world.records(Remedied)))
 
     assert world.records(Remedied)[0].diagnosis.cause == "unknown"
+
+
+def test_requests_that_were_counted_a_while_ago_are_no_hang_while_the_counters_are_unknown() -> None:
+    world = started(no_progress_s=68.0, canary_idle_s=60.0)
+    counted = [3]
+
+    def counters(node, command) -> None:
+        running = counted[0]
+        seen = ev.EngineObserved(command.generation, running is not None, True, running, 0, 7.0)
+        world.later(node, 0.02, seen)
+
+    world._do_ProbeEngine = counters
+    world.run_for(30)
+    counted[0] = None
+    world.run_for(600)
+
+    assert (world.phase, world.generation) == (Phase.SERVING, 1)

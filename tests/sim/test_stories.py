@@ -70,7 +70,7 @@ def test_the_case_that_started_it_comes_right_with_one_relaunch() -> None:
     assert remedied.diagnosis.phase is Phase.CAPTURING_GRAPHS
     after = remedied.settings_after
     assert after.ray_memory_threshold == 0.98
-    assert after.kv_cache_bytes / GIB == pytest.approx(44.57, abs=0.02)
+    assert 43.0 < after.kv_cache_bytes / GIB < 49.0  # lower, and more than eager mode at 0.85 would keep
     assert after.cudagraph == remedied.settings_before.cudagraph
     (closed,) = world.records(IncidentClosed)
     assert (closed.outcome, closed.relaunches, closed.generation) == ("recovered", 1, 2)
@@ -191,7 +191,8 @@ def test_the_wait_before_a_relaunch_doubles_within_an_incident() -> None:
     world.run_until(in_phase(world, Phase.ESCALATED), limit_s=3600)
 
     waits = [r.backoff_s for r in world.records(Remedied) if r.action == "relaunch"]
-    assert waits == [10.0, 20.0, 40.0]
+    assert [round(wait_s / 10) for wait_s in waits] == [1, 2, 4]
+    assert all(base <= wait_s <= 1.1 * base for base, wait_s in zip((10, 20, 40), waits, strict=True))
 
 
 def test_a_broker_that_goes_away_leaves_a_serving_engine_alone() -> None:
@@ -543,6 +544,11 @@ def test_learned_settings_hold_until_the_operator_asks_for_others() -> None:
 
     assert initial(policy, "i", kept, 0.0).coordinator.settings == learned
     assert initial(other, "i", kept, 0.0).coordinator.settings == other.settings
+    shorter = replace(policy, settings=replace(policy.settings, max_model_len=8192))
+    expected = replace(learned, max_model_len=8192)
+    assert initial(shorter, "i", kept, 0.0).coordinator.settings == expected
+    elsewhere = replace(policy, context="another driver")
+    assert initial(elsewhere, "i", kept, 0.0).coordinator.settings == policy.settings
 
 
 def test_memory_readings_do_not_publish_a_status_each() -> None:

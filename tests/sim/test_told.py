@@ -132,3 +132,18 @@ def test_no_session_before_the_first_try_is_nothing_to_tell() -> None:
 
 def test_they_are_for_people_and_not_durable() -> None:
     assert not {PeerChanged, SessionChanged} & set(DURABLE)
+
+
+def test_people_are_told_of_every_turn_of_an_incident() -> None:
+    world = World()
+    world.run_until(serving(world))
+    world.signal("spark-a", "nccl_timeout")
+    world.run_until(serving(world))
+
+    said = [(n.incident, n.state, n.cause, n.generation) for n in world.notices]
+    assert said == [
+        (1, "open", "", 1),
+        (1, "remedied", "nccl_timeout", 1),
+        (1, "recovered", "nccl_timeout", 2),
+    ]
+    assert world.notices[1].action.startswith("relaunch: ")

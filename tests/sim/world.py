@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from sparkd.core import commands as co
 from sparkd.core import events as ev
+from sparkd.core.messages import IncidentNotice
 from sparkd.core.policy import Policy
 from sparkd.core.publish import reports_from, status_of
-from sparkd.core.records import InvariantBroken, PhaseChanged, Record
+from sparkd.core.records import InvariantBroken, Kept, KeptChanged, PhaseChanged, Record, SettingsAdopted
 from sparkd.core.state import AT_ONCE, Remembered, State, initial
 from sparkd.core.step import Step, next_deadline, step
 from sparkd.signals.model import MemorySample, Proof, Quantity, Signal
@@ -22,6 +23,9 @@ from sparkd.words import GIB, Backend, Phase, Settings, Stamp, UnitName
 
 NODES = (("spark-a", "192.168.200.12"), ("spark-b", "192.168.200.13"))
 TOTAL_BYTES = int(119.7 * GIB)
+
+# Of each story: the first steps, and some of the long quiet rest, are compared with all that was left out.
+CHECKED_STEPS, CHECKED_EVERY = 1500, 17
 
 START_PHASES: tuple[tuple[Phase, float], ...] = (
     (Phase.INIT_DISTRIBUTED, 5.0),
@@ -80,6 +84,8 @@ class World:
         self.now = 0.0
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
+        self.steps = 0
+        self.notices: list[IncidentNotice] = []
         self.broker = True
         self.delay_s = 0.01
         self.model_ready = dict.fromkeys(nodes, True)
@@ -159,15 +165,25 @@ class World:
             if sender != node.name:
                 self._arrive(node, kind, message, retained=True)
 
-    def restart_daemon(self, name: str, *, remember: bool = True) -> None:
-        """Start a new daemon on the node; its processes are leftovers for it."""
+    def restart_daemon(self, name: str, *, remember: bool = True, **more: object) -> None:
+        """Start a new daemon on the node, with its leftovers; `more` is remembered besides."""
         old = self.nodes[name]
-        kept = Remembered(seen=old.state.seen) if remember else Remembered()
-        policy = old.policy
-        state = initial(policy, f"{name}#{old.instance_count + 1}", kept, self.now)
-        new = replace(old, state=state, instance_count=old.instance_count + 1)
+        kept = replace(self.remembered(old), **more) if remember else Remembered()
+        state = initial(old.policy, f"{name}#{old.instance_count + 1}", kept, self.now)
+        new = replace(old, state=state, instance_count=old.instance_count + 1, up=True)
         self.nodes[name] = new
         self._boot(new)
+
+    def remembered(self, node: Sim) -> Remembered:
+        """Return what the node's records have left on its disk."""
+        settings = [r.settings for r in node.records if isinstance(r, SettingsAdopted)]
+        kept = [r.kept for r in node.records if isinstance(r, KeptChanged)]
+        return Remembered(
+            seen=node.state.seen,
+            settings=settings[-1] if settings else None,
+            asked=node.policy.settings if settings else None,
+            kept=kept[-1] if kept else Kept(),
+        )
 
     def tell(self, node: Sim, event: ev.Event) -> None:
         """Step the node's core with *event* and carry out what it orders."""
@@ -186,6 +202,9 @@ class World:
 
     def _check_economy(self, node: Sim, event: ev.Event, result: Step) -> None:
         """What a step leaves out because nothing is news or due would have changed nothing."""
+        self.steps += 1
+        if self.steps > CHECKED_STEPS and self.steps % CHECKED_EVERY:
+            return
         everything = step(replace(node.state, wakes=AT_ONCE), (event,), self.now, node.policy)
         assert everything.commands == result.commands, event
         assert everything.records == result.records, event
@@ -320,6 +339,9 @@ class World:
 
     def _do_PublishTelemetry(self, node: Sim, command: co.PublishTelemetry) -> None:  # noqa: N802
         self._send(node, "telemetry", command.telemetry)
+
+    def _do_PublishIncident(self, node: Sim, command: co.PublishIncident) -> None:  # noqa: N802
+        self.notices.append(command.notice)
 
     def _do_EndDaemon(self, node: Sim, _command: co.EndDaemon) -> None:  # noqa: N802
         node.up = False

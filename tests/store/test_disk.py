@@ -12,7 +12,15 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from sparkd.core.records import MessageDropped, PhaseChanged, StampAdvanced
+from sparkd.core.records import (
+    Kept,
+    KeptChanged,
+    MemberRan,
+    MemberRested,
+    MessageDropped,
+    PhaseChanged,
+    StampAdvanced,
+)
 from sparkd.core.state import Remembered
 from sparkd.store.disk import DiskStore
 from sparkd.store.history import Retention
@@ -57,6 +65,52 @@ async def until(condition):
 
 def test_an_empty_directory_remembers_nothing(tmp_path):
     assert run(tmp_path, nothing)[0] == Remembered()
+
+
+KEPT = Kept(
+    context="a1",
+    proven=LOWERED,
+    spent=("nccl_timeout", "unknown"),
+    silences=((Phase.LOADING_WEIGHTS, 18.2),),
+    forgiven=12,
+    unclean=1,
+    target=False,
+    paused=True,
+)
+
+
+def appended(path, *records, boot="boot-1"):
+    run(path, lambda disk: disk.append(records), boot=boot)
+
+
+def remembered_in(path, boot):
+    return run(path, nothing, boot=boot)[0]
+
+
+def test_what_the_coordinator_keeps_is_remembered(tmp_path):
+    appended(tmp_path, KeptChanged(Kept()), KeptChanged(KEPT))
+    assert remembered_in(tmp_path, "boot-1").kept == KEPT
+
+
+def test_what_ran_when_the_boot_ended_is_remembered_by_the_next_one(tmp_path):
+    appended(tmp_path, MemberRested(13, (5, 4)), MemberRan(14))
+    assert remembered_in(tmp_path, "boot-1").unclean_generation == 0
+    assert remembered_in(tmp_path, "boot-2").unclean_generation == 14
+
+
+def test_what_rested_ended_cleanly(tmp_path):
+    appended(tmp_path, MemberRan(14), MemberRested(14, (7, 6, 5)))
+    assert remembered_in(tmp_path, "boot-2").unclean_generation == 0
+    assert remembered_in(tmp_path, "boot-2").returned == ()
+    assert remembered_in(tmp_path, "boot-1").returned == (7, 6, 5)
+
+
+@pytest.mark.parametrize("body", ["{", "[]", '{"context": 1}', '{"context": "", "proven": null, "spent": 3}'])
+def test_what_was_kept_and_cannot_be_read_is_nothing(tmp_path, body):
+    appended(tmp_path, KeptChanged(KEPT))
+    with contextlib.closing(sqlite3.connect(tmp_path / "history.sqlite")) as database, database:
+        database.execute("UPDATE fact SET body = ? WHERE name = 'kept'", (body,))
+    assert remembered_in(tmp_path, "boot-1").kept == Kept()
 
 
 def test_what_was_appended_is_remembered(tmp_path):

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry, UnitState, UnitStatus
+from sparkd.core.messages import (
+    IncidentNotice,
+    Intent,
+    MemberStatus,
+    Report,
+    Telemetry,
+    UnitState,
+    UnitStatus,
+)
 from sparkd.signals.model import Proof, Quantity, Signal
 from sparkd.wire import Decoder, Encoder, Message, Will
 from sparkd.wire.envelope import mac
@@ -131,6 +139,7 @@ unit_statuses = st.builds(
     signal=st.none() | st.integers(0, 255),
     ordered=st.booleans(),
     reason=sentences,
+    by_hand=st.booleans(),
 )
 statuses = st.builds(
     MemberStatus,
@@ -152,6 +161,8 @@ statuses = st.builds(
     ready=st.none() | st.booleans(),
     not_ready=sentences,
     leaving=st.booleans(),
+    unclean_generation=counts,
+    leaking=st.booleans(),
     available_bytes=sizes,
     total_bytes=sizes,
     pressure_percent=percents,
@@ -182,6 +193,18 @@ telemetries = st.builds(
     pressure_percent=percents,
     done=st.none() | counts,
     total=st.none() | counts,
+)
+notices = st.builds(
+    IncidentNotice,
+    node=st.sampled_from(NODES),
+    instance=instances,
+    incident=counts,
+    generation=counts,
+    state=labels,
+    cause=labels,
+    text=st.text(max_size=200),
+    action=st.text(max_size=200),
+    needs=st.text(max_size=200),
 )
 wills = st.builds(Will, st.sampled_from(NODES), instances, st.integers(1, (1 << 53) - 1))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry, UnitStatus
+from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry, UnitStatus
 from sparkd.signals.model import Quantity, Signal
 from sparkd.wire import SIZE_MAX, Encoder, Kind, Message, Will, kind_of, shapes, split
 from sparkd.words import Settings
@@ -50,6 +50,17 @@ def test_each_kind_has_its_topic(message: Message, topic: str, retain: bool) -> 
     sealed = encoder_of(message).encode(message, NOW)
 
     assert (topic, retain) == (sealed.topic, sealed.retain)
+
+
+@given(samples.notices)
+def test_an_incident_is_plain_json_for_people_and_automations(notice: IncidentNotice) -> None:
+    sealed = encoder_of(notice).encode(notice, NOW)
+    body = json.loads(sealed.payload.partition(b"\n")[2])["body"]
+
+    assert sealed.topic == "sparkd/lab/incident"
+    assert not sealed.retain
+    assert (body["incident"], body["state"]) == (notice.incident, notice.state)
+    assert body.get("cause", "") == notice.cause
 
 
 def test_times_travel_as_ages() -> None:

@@ -38,7 +38,7 @@ from sparkd.core.events import (
     WillReceived,
 )
 from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
-from sparkd.ports import Clock, Emit
+from sparkd.ports import Clock, Emit, Said
 from sparkd.wire import (
     Decoder,
     Encoder,
@@ -180,7 +180,7 @@ class MqttBus:
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, BACKOFF_MAX_S)
 
-    async def publish(self, message: MemberStatus | Intent | Report | Telemetry) -> None:
+    async def publish(self, message: Said) -> None:
         """Queue *message*; never blocks. Telemetry is dropped while there is no session."""
         try:
             for part in split(message) if isinstance(message, Report) else (message,):

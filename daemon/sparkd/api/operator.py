@@ -35,6 +35,7 @@ class OperatorViews:
 
     Attributes:
         status: the status document.
+        explain: what is waited for, until when, and what would follow.
         incidents: summaries of the newest incidents, at most so many.
         incident: one incident in full, None where there is none.
         ask: hand a verb to the loop: (verb, by whom).
@@ -42,6 +43,7 @@ class OperatorViews:
     """
 
     status: Callable[[], dict[str, Any]]
+    explain: Callable[[], dict[str, Any]]
     incidents: Callable[[int], Awaitable[list[dict[str, Any]]]]
     incident: Callable[[int], Awaitable[dict[str, Any] | None]]
     ask: Callable[[Verb, str], Answer]
@@ -55,6 +57,7 @@ def make_app(views: OperatorViews) -> web.Application:
     app.add_routes(
         [
             web.get("/status", routes.status),
+            web.get("/explain", routes.explain),
             web.get("/incidents", routes.incidents),
             web.get(r"/incidents/{number:\d{1,9}}", routes.incident),
             web.post("/verb", routes.verb),
@@ -104,6 +107,9 @@ class _Routes:
 
     async def status(self, _: web.Request) -> web.Response:
         return web.json_response(self._views.status())
+
+    async def explain(self, _: web.Request) -> web.Response:
+        return web.json_response(self._views.explain())
 
     async def incidents(self, request: web.Request) -> web.Response:
         text = request.query.get("limit", "50")

@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from sparkd.adapters import machine
 from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.meminfo import MemInfo
 from sparkd.api import http as http_api
@@ -30,6 +31,7 @@ from sparkd.core.commands import Command
 from sparkd.core.events import OperatorAsked, Verb
 from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
 from sparkd.core.state import State, initial
+from sparkd.engines.digest import context_of
 from sparkd.export.logs import LogExporter
 from sparkd.export.metrics import Metrics
 from sparkd.loop.executor import Executor
@@ -57,7 +59,7 @@ class Daemon:
     """One node's daemon."""
 
     def __init__(self, loaded: Loaded) -> None:
-        policy = replace(loaded.policy, version=version("sparkd"))
+        policy = replace(loaded.policy, version=version("sparkd"), context=_context(loaded))
         self._loaded = loaded = replace(loaded, policy=policy)
         self._clock = MonotonicClock()
         self._instance = uuid.uuid4().hex
@@ -65,7 +67,9 @@ class Daemon:
         self._exit_code = 0
         _make_directories(loaded)
         self._lock = _take_lock(Path(loaded.paths.state_dir))
-        self._store = DiskStore(Path(loaded.paths.state_dir), asked=policy.settings, wall=time.time)
+        self._store = DiskStore(
+            Path(loaded.paths.state_dir), asked=policy.settings, wall=time.time, boot=machine.boot_id()
+        )
         self._metrics = Metrics(policy.version, policy.node, causes=tuple(CAUSES))
         self._logs = LogExporter(self._clock.now)
         self._loop = Loop(
@@ -215,6 +219,11 @@ async def _start_broker(loaded: Loaded, clock: MonotonicClock, stack: contextlib
         late = isinstance(cause, OSError) and cause.errno == errno.EADDRNOTAVAIL
         raise AppError(str(error), 1 if late else EX_CONFIG) from error
     stack.push_async_callback(broker.stop)
+
+
+def _context(loaded: Loaded) -> str:
+    """Return the digest of what settings and times are learned with."""
+    return context_of(loaded.engine, loaded.nodes, machine.kernel_release(), machine.driver_version())
 
 
 def _make_directories(loaded: Loaded) -> None:

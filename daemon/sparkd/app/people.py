@@ -15,6 +15,7 @@ from sparkd.core.messages import MemberStatus, Report
 from sparkd.core.publish import reports_from, status_of
 from sparkd.core.records import IncidentClosed, Times
 from sparkd.core.state import State
+from sparkd.export.explain import explain
 from sparkd.export.metrics import Metrics
 from sparkd.export.page import page
 from sparkd.export.status import About, ready, status_view
@@ -84,6 +85,7 @@ class People:
         """Return what the operator socket asks."""
         return operator_api.OperatorViews(
             status=self.document,
+            explain=lambda: explain(self._loop.state, self._loaded.policy, self._clock.now()),
             incidents=self._store.view.incidents,
             incident=self._store.view.incident,
             ask=self._ask,

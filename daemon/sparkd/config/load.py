@@ -22,7 +22,7 @@ from sparkd.config.sources import (
     read_file,
 )
 from sparkd.config.values import Api, Broker, Loaded, Paths
-from sparkd.core.ladder import RAISED_THRESHOLD
+from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import EngineSpec, NodeSpec

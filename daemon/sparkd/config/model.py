@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sparkd.config import types as t
 from sparkd.config.values import Api, Broker, Paths
-from sparkd.core.ladder import RAISED_THRESHOLD
+from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
 from sparkd.engines.model import Device, EngineSpec
 from sparkd.words import Backend, CudaGraph, LoadFormat, Role, Settings
@@ -168,10 +168,20 @@ class RecoverySection(Section):
 
     backoff_base_s: t.SecondsOrNone = POLICY.backoff_base_s
     backoff_max_s: t.Seconds = POLICY.backoff_max_s
+    jitter_share: Annotated[float, Field(ge=0, le=1)] = POLICY.jitter_share
+    cooldown_s: t.Seconds = POLICY.cooldown_s
+    escalated_retry_s: t.SecondsOrNone = POLICY.escalated_retry_s
+    observe_only: bool = POLICY.observe_only
+    climb_after_s: t.SecondsOrNone = POLICY.climb_after_s
+    climb_idle_s: t.Seconds = POLICY.climb_idle_s
+    unclean_boots_max: Annotated[int, Field(ge=1, le=100)] = POLICY.unclean_boots_max
+    leak_cycles: Annotated[int, Field(ge=2, le=100)] = POLICY.leak_cycles
     transient_budget: Annotated[int, Field(ge=0, le=100)] = POLICY.transient_budget
     budget_window_s: t.Seconds = POLICY.budget_window_s
     unknown_unchanged: Annotated[int, Field(ge=0, le=100)] = POLICY.unknown_unchanged
     margin_share: Annotated[float, Field(ge=0, lt=0.5)] = POLICY.margin_share
+    unified_memory: bool = POLICY.unified_memory
+    guard_floor_bytes: t.Bytes = POLICY.guard_floor_bytes
     memory_tolerance_bytes: t.Bytes = POLICY.memory_tolerance_bytes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
+from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
 from sparkd.words import Settings, Stamp, UnitName
 
 
@@ -109,6 +109,13 @@ class PublishTelemetry:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishIncident:
+    """Publish an incident's newest turn for people and automations."""
+
+    notice: IncidentNotice
+
+
+@dataclass(frozen=True, slots=True)
 class EndDaemon:
     """The daemon may end: its member is stopped, its status is published."""
 
@@ -127,5 +134,6 @@ Command = (
     | PublishIntent
     | PublishReport
     | PublishTelemetry
+    | PublishIncident
     | EndDaemon
 )

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkd.core import fence, incident, launch, member, watch
+from sparkd.core import fence, incident, keeping, launch, member, unclean, watch
 from sparkd.core.commands import PublishIntent
-from sparkd.core.membership import is_present, missing
+from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
 from sparkd.core.phases import ENGINE, LIVE
-from sparkd.core.records import WaitingFor
+from sparkd.core.records import SettingsAdopted, WaitingFor
 from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
 from sparkd.signals.model import UnitExit
@@ -103,11 +103,31 @@ def _obey(turn: Turn) -> None:
     resting = RESTING if turn.lead.stop_wanted else (*RESTING, Phase.IDLE)
     if not turn.lead.target and phase not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
+    elif phase in LIVE and (name := _stopped_by_hand(turn)):
+        _rest(turn, f"{name} was stopped by hand")
     elif phase in LIVE and (leaving := _leaving(turn)):
         turn.move(Phase.FENCING, f"{leaving} is leaving")
     elif turn.lead.pause_wanted and phase in PAUSABLE:
         turn.set_lead(paused_from=phase)
         turn.move(Phase.PAUSED, "asked to pause")
+
+
+def _rest(turn: Turn, reason: str) -> None:
+    """Somebody is at work here: watch and report until he says that sparkd may go on."""
+    turn.set_lead(pause_wanted=True)
+    if turn.lead.phase is Phase.SERVING:
+        turn.set_lead(paused_from=Phase.WAITING)
+        turn.move(Phase.PAUSED, reason)
+    else:
+        turn.move(Phase.FENCING, reason)
+
+
+def _stopped_by_hand(turn: Turn) -> str | None:
+    generation = turn.lead.generation
+    units: list[tuple[str, Unit | UnitStatus]] = [(turn.state.node, unit) for unit in turn.member.units]
+    units += [(p.node, unit) for p in turn.state.peers if p.status and p.fresh for unit in p.status.units]
+    found = (f"{node}'s {u.unit}" for node, u in units if u.by_hand and u.generation == generation)
+    return next(found, None)
 
 
 def _leaving(turn: Turn) -> str | None:
@@ -120,12 +140,19 @@ def _idle(turn: Turn) -> None:
 
 
 def _waiting(turn: Turn) -> None:
+    if turn.lead.intent is not None and any(units for _, units in turn.lead.intent.wanted):
+        fence.demand_nothing(turn, turn.policy.stop_grace_s)  # after a pause: nothing is wanted from here on
     if nodes := fence.unkillable(turn):
         _escalate_unkillable(turn, nodes)
         return
     reasons = missing(turn)
     _tell_waiting(turn, reasons)
-    if not reasons:
+    if reasons:
+        return
+    if nodes := leaking(turn):
+        names = ", ".join(nodes)
+        incident.escalate(turn, f"memory is lost with every start on {names}", f"reboot {names}")
+    elif unclean.admit(turn):
         _take_epoch(turn)
         turn.move(Phase.FENCING, "every precondition is there")
 
@@ -156,11 +183,20 @@ def _fencing(turn: Turn) -> None:
     if nodes := fence.unkillable(turn):
         _escalate_unkillable(turn, nodes)
     elif fence.is_fenced(turn):
-        launch.begin(turn) if not missing(turn) else turn.move(Phase.WAITING, "a precondition went away")
+        _launch(turn)
     elif missing(turn):
         turn.move(Phase.WAITING, "a precondition went away")
     else:
         _tell_waiting(turn, fence.unanswered(turn))
+
+
+def _launch(turn: Turn) -> None:
+    if turn.lead.pause_wanted:
+        turn.move(Phase.WAITING, "everything is fenced, a pause is wanted")
+    elif missing(turn):
+        turn.move(Phase.WAITING, "a precondition went away")
+    else:
+        launch.begin(turn)
 
 
 def _forming(turn: Turn) -> None:
@@ -179,6 +215,37 @@ def _serving(turn: Turn) -> None:
     watch.check_ray(turn)
     if turn.lead.phase is Phase.SERVING:
         watch.check_serving(turn)
+    if turn.lead.phase is Phase.SERVING:
+        if turn.due(turn.lead.phase_since_s + turn.policy.cooldown_s):
+            keeping.served(turn)
+        _climb(turn)
+
+
+STARTED_ANEW = "started anew by the operator: the asked settings are tried once"
+
+
+def _climb(turn: Turn) -> None:
+    """Leave degraded settings for the asked ones, where the operator wants it, in a quiet moment."""
+    lead, policy = turn.lead, turn.policy
+    if policy.climb_after_s <= 0 or lead.settings == policy.settings or lead.proven is None:
+        return
+    quiet_at_s = max(lead.phase_since_s + policy.climb_after_s, lead.watch.busy_at_s + policy.climb_idle_s)
+    if lead.watch.outstanding_since_s is None and turn.due(quiet_at_s):
+        reason = (
+            f"climbing back: nobody has asked for {policy.climb_idle_s:g} s, the asked settings are tried"
+        )
+        _try_asked(turn, reason)
+        turn.move(Phase.FENCING, reason)
+
+
+def _try_asked(turn: Turn, reason: str) -> None:
+    """Take the asked settings; those that served before are what a memory failure falls back to."""
+    lead = turn.lead
+    if lead.settings == turn.policy.settings:
+        return
+    served = lead.settings if lead.verified == lead.settings else None
+    turn.set_lead(settings=turn.policy.settings, trial=True, failed=(), proven=lead.proven or served)
+    turn.note(SettingsAdopted(settings=turn.policy.settings, reason=reason))
 
 
 def _failing(turn: Turn) -> None:
@@ -195,17 +262,29 @@ def _backing_off(turn: Turn) -> None:
 
 
 def _escalated(turn: Turn) -> None:
-    """Nothing runs and nothing is tried, until a person says that it is worth trying."""
+    """Nothing runs; what may pass is tried again slowly, the rest when a person says so."""
+    _take_epoch_to_stop(turn)
     if turn.lead.epoch:
         fence.demand_nothing(turn, turn.policy.fail_grace_s)
+    retry_at_s = turn.lead.retry_at_s
     if turn.lead.restart_wanted:
+        turn.set_lead(retry_at_s=None, restart_wanted=False)
+        _try_asked(turn, STARTED_ANEW)
         turn.move(Phase.WAITING, "asked to start again")
+    elif retry_at_s is not None and turn.due(retry_at_s):
+        turn.set_lead(retry_at_s=None, retrying=True)
+        turn.move(Phase.WAITING, "it may have passed: tried again")
+
+
+def _take_epoch_to_stop(turn: Turn) -> None:
+    """A daemon that never started anything may still find an engine that has to end."""
+    if not turn.lead.epoch and all(is_present(turn, peer) for peer in turn.state.peers):
+        _take_epoch(turn)
 
 
 def _stopping(turn: Turn) -> None:
     """Down in order: serve, then Ray, head first. A node that does not answer is not waited for for ever."""
-    if not turn.lead.epoch and all(is_present(turn, peer) for peer in turn.state.peers):
-        _take_epoch(turn)  # a daemon that never started anything may still find an engine to stop
+    _take_epoch_to_stop(turn)
     grace_s = turn.policy.stop_grace_s
     stage_s = grace_s + KILL_PATIENCE_S
     patient_until_s = turn.lead.phase_since_s + STOP_STAGES * stage_s
@@ -231,24 +310,27 @@ def _note_stopped(turn: Turn) -> None:
 
 
 def _still_wanted(turn: Turn) -> fence.Wanted:
-    head = turn.state.node
-    head_units = {unit.unit for unit in member.alive(turn)}
-    workers = {p.node: _alive_units(p) for p in turn.state.peers if is_present(turn, p)}
+    """Return what stays up while serve, or the head's Ray, goes down: never more than what is up."""
+    generation = turn.lead.generation
+    head_units = tuple(unit.unit for unit in member.alive(turn) if unit.generation == generation)
+    workers = {p.node: _alive_units(p, generation) for p in turn.state.peers if is_present(turn, p)}
     if UnitName.SERVE in head_units or any(UnitName.SERVE in units for units in workers.values()):
         if turn.policy.backend is Backend.MP:
             return {} if UnitName.SERVE not in head_units else workers
-        return {head: (UnitName.RAY,), **dict.fromkeys(workers, (UnitName.RAY,))}
+        alive = {turn.state.node: head_units, **workers}
+        return {node: (UnitName.RAY,) for node, units in alive.items() if UnitName.RAY in units}
     # The head's Ray first: the workers' stays wanted until it is gone.
     return workers if UnitName.RAY in head_units else {}
 
 
-def _alive_units(peer: Peer) -> tuple[UnitName, ...]:
+def _alive_units(peer: Peer, generation: int) -> tuple[UnitName, ...]:
     units = peer.status.units if peer.status else ()
-    return tuple(unit.unit for unit in units if unit.state is not UnitState.GONE)
+    return tuple(u.unit for u in units if u.state is not UnitState.GONE and u.generation == generation)
 
 
 def _stopped(turn: Turn) -> None:
     if turn.lead.target:
+        _try_asked(turn, STARTED_ANEW)
         turn.move(Phase.WAITING, "start asked")
     elif turn.lead.shutdown and turn.state.leaving_since_s is None:
         turn.set_state(leaving_since_s=turn.now)
@@ -258,7 +340,8 @@ def _paused(turn: Turn) -> None:
     """Watch and report, change nothing; back to where the pause came from."""
     if not turn.lead.pause_wanted:
         watch.renew(turn)
-        turn.move(turn.lead.paused_from, "resumed")
+        # What a person has stopped by hand is not served on with: it is started anew.
+        turn.move(Phase.WAITING if _stopped_by_hand(turn) else turn.lead.paused_from, "resumed")
 
 
 PHASES: dict[Phase, Callable[[Turn], None]] = {

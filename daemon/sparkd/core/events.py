@@ -125,6 +125,14 @@ class UnitExited:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitStoppedByHand:
+    """Somebody else than sparkd ordered the end of a unit (a stop job of the service manager)."""
+
+    unit: UnitName
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnitSurveyed:
     """Just before a unit is ended: the names of its processes that still live."""
 
@@ -159,7 +167,10 @@ class SourcesDrained:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSeen:
-    """The engine's own output shows a phase, or progress within it."""
+    """The engine's own output shows a phase, or progress within it.
+
+    `requests`: how many of the longest ones (`request_tokens`) the KV cache holds.
+    """
 
     generation: int
     phase: Phase | None = None
@@ -167,6 +178,9 @@ class PhaseSeen:
     total: int | None = None
     kv_cache_bytes: int | None = None
     rate_tok_s: float | None = None
+    weights_bytes: int | None = None
+    request_tokens: int | None = None
+    requests: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +293,7 @@ Event = (
     | UnitStarted
     | UnitStartFailed
     | UnitExited
+    | UnitStoppedByHand
     | UnitSurveyed
     | UnitEmptied
     | UnitUnkillable

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership, watch
+from sparkd.core import incident, member, membership, observed, watch
 from sparkd.core.evolve import evolve
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
-from sparkd.core.state import REPORTS_MAX, Peer, Unit, Watch
+from sparkd.core.state import REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
 from sparkd.signals.model import Proof, Signal
 from sparkd.words import Stamp, UnitName
@@ -140,6 +140,12 @@ def _unit_surveyed(turn: Turn, event: ev.UnitSurveyed) -> None:
             _sees(turn, _own_signal(turn, f"observed_{name}_dead", cause, text, event.generation))
 
 
+def _unit_stopped_by_hand(turn: Turn, event: ev.UnitStoppedByHand) -> None:
+    unit = member.find_unit(turn, event.unit, event.generation)
+    if unit is not None and not unit.ordered:
+        _change(turn, unit, "stopped by hand", state=unit.state, ordered=True, by_hand=True)
+
+
 def _unit_emptied(turn: Turn, event: ev.UnitEmptied) -> None:
     unit = member.find_unit(turn, event.unit, event.generation)
     if unit is not None and unit.state is not UnitState.GONE:
@@ -164,34 +170,6 @@ def _drained(turn: Turn, event: ev.SourcesDrained) -> None:
     turn.set_member(drained_generation=drained)
 
 
-def _phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
-    seen = _watch_of(turn, event.generation)
-    if seen is None:
-        return
-    known = seen.progress
-    phase = event.phase if event.phase is not None else (known.phase if known else None)
-    # Progress belongs to the phase that shows it: the shards of a load say nothing of a capture.
-    shown = event if event.done is not None or event.phase is not None else known
-    progress = replace(shown, phase=phase) if shown is not None else None
-    changes = {
-        "progress": progress,
-        "progress_at_s": turn.now,
-        "kv_cache_bytes": event.kv_cache_bytes or seen.kv_cache_bytes,
-        "rate_tok_s": seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
-    }
-    if known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done):
-        turn.confirm_watch(**changes)
-    else:
-        turn.set_watch(**changes)
-
-
-def _watch_of(turn: Turn, generation: int) -> Watch | None:
-    """Return the observations of the running generation where the event is about it."""
-    if turn.state.coordinator is None or generation != turn.lead.generation:
-        return None
-    return turn.lead.watch
-
-
 def _signal_seen(turn: Turn, event: ev.SignalSeen) -> None:
     _sees(turn, event.signal)
 
@@ -207,88 +185,24 @@ def _sees(turn: Turn, signal: Signal) -> None:
     turn.set_member(outbox=replace(outbox, signals=signals[over:], first_seq=outbox.first_seq + over))
 
 
-def _membership(turn: Turn, event: ev.MembershipObserved) -> None:
-    before = _watch_of(turn, event.generation)
-    if before is None:
-        return
-    turn.wake_for(Concern.PROBE, watch.next_membership_s(turn))
-    if event.nodes is None:
-        turn.set_watch(probing_membership=False, membership_why=event.reason)
-        return
-    changes = {
-        "probing_membership": False,
-        "membership_why": event.reason,
-        "membership": event,
-        "membership_ok_at_s": turn.now,
-    }
-    if before.membership is not None and before.membership.nodes == event.nodes:
-        turn.confirm_watch(**changes)
-    else:
-        turn.set_watch(**changes)
-
-
-def _engine(turn: Turn, event: ev.EngineObserved) -> None:
-    before = _watch_of(turn, event.generation)
-    if before is None:
-        return
-    tokens = event.tokens_total if event.tokens_total is not None else before.tokens_total
-    grew = event.tokens_total is not None and event.tokens_total != before.tokens_total
-    busy = (event.running or 0) + (event.waiting or 0) > 0
-    known = event.running is not None
-    since_s = before.outstanding_since_s
-    if known:
-        since_s = (since_s if since_s is not None else turn.now) if busy else None
-    changes = {
-        "probing_engine": False,
-        "engine": event,
-        "tokens_total": tokens,
-        "token_at_s": turn.now if grew else before.token_at_s,
-        "canary_misses": 0 if grew else before.canary_misses,
-        "outstanding_since_s": since_s,
-    }
-    turn.wake_for(Concern.PROBE, watch.next_engine_s(turn))
-    if _same_engine(before, event, since_s, grew=grew):
-        turn.confirm_watch(**changes)
-    else:
-        turn.set_watch(**changes)
-
-
-def _same_engine(before: Watch, event: ev.EngineObserved, since_s: float | None, *, grew: bool) -> bool:
-    """Whether nothing is decided otherwise for it; a first token after a canary brings the next one near."""
-    known = before.engine
-    return (
-        known is not None
-        and (known.answered, known.healthy) == (event.answered, event.healthy)
-        and before.outstanding_since_s == since_s
-        and not (grew and before.token_at_s <= before.canary_done_at_s)
-    )
-
-
-def _canary(turn: Turn, event: ev.CanaryAnswered) -> None:
-    if _watch_of(turn, event.generation) is None:
-        return
-    answered = event.ok is True
-    turn.set_watch(
-        canary_sent_at_s=None,
-        canary_done_at_s=turn.now,
-        canary_ok=event.ok,
-        canary_latency_s=event.latency_s if answered else turn.lead.watch.canary_latency_s,
-        canary_why=event.reason,
-        canary_misses=0 if answered else turn.lead.watch.canary_misses + (event.ok is False),
-        token_at_s=turn.now if answered else turn.lead.watch.token_at_s,
-    )
-
-
 def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     before = turn.member
+    lowest = before.lowest_bytes
+    if lowest is not None and before.ran:
+        lowest = min(lowest, event.sample.available_bytes)
+    found = {"memory": event.sample, "lowest_bytes": lowest}
     if before.fenced_generation < before.emptied_generation:
-        turn.set_member(memory=event.sample)  # it is waited for
+        turn.set_member(**found)  # it is waited for
     else:
-        turn.confirm_state(member=evolve(before, {"memory": event.sample}))
+        turn.confirm_state(member=evolve(before, found))
 
 
 def _model(turn: Turn, event: ev.ModelChecked) -> None:
-    turn.set_member(ready=event.ready, not_ready=None if event.ready else event.reason)
+    found = {"ready": event.ready, "not_ready": None if event.ready else event.reason}
+    if (turn.member.ready, turn.member.not_ready) == tuple(found.values()):
+        turn.confirm_state(member=evolve(turn.member, found))
+    else:
+        turn.set_member(**found)
 
 
 def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
@@ -298,12 +212,15 @@ def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
             turn.set_state(leaving_since_s=turn.now)
         return
     turn.set_lead(**_ASKED[event.verb])
+    if turn.policy.observe_only:
+        turn.set_lead(pause_wanted=True)
     if event.verb in (ev.Verb.START, ev.Verb.RESUME):
-        turn.set_lead(needs="", spent=())
+        turn.set_lead(needs="", spent=(), streak=0, retrying=False, retry_at_s=None, unclean=0, failed=())
 
 
 _RUN = {
     "target": True,
+    "asked_target": True,
     "pause_wanted": False,
     "restart_wanted": True,
     "stop_wanted": False,
@@ -311,7 +228,7 @@ _RUN = {
 }
 _ASKED: dict[ev.Verb, dict[str, bool]] = {
     ev.Verb.START: _RUN,
-    ev.Verb.STOP: {"target": False, "pause_wanted": False, "stop_wanted": True},
+    ev.Verb.STOP: {"target": False, "asked_target": False, "pause_wanted": False, "stop_wanted": True},
     ev.Verb.PAUSE: {"pause_wanted": True},
     ev.Verb.RESUME: {"pause_wanted": False, "restart_wanted": True},
     ev.Verb.SHUTDOWN: {"target": False, "pause_wanted": False, "stop_wanted": True, "shutdown": True},
@@ -381,14 +298,15 @@ FOLDS: dict[type, Callable[[Turn, Any], None]] = {
     ev.UnitStartFailed: _unit_start_failed,
     ev.UnitExited: _unit_exited,
     ev.UnitSurveyed: _unit_surveyed,
+    ev.UnitStoppedByHand: _unit_stopped_by_hand,
     ev.UnitEmptied: _unit_emptied,
     ev.UnitUnkillable: _unit_unkillable,
     ev.SourcesDrained: _drained,
-    ev.PhaseSeen: _phase_seen,
+    ev.PhaseSeen: observed.phase_seen,
     ev.SignalSeen: _signal_seen,
-    ev.MembershipObserved: _membership,
-    ev.EngineObserved: _engine,
-    ev.CanaryAnswered: _canary,
+    ev.MembershipObserved: observed.membership,
+    ev.EngineObserved: observed.engine,
+    ev.CanaryAnswered: observed.canary,
     ev.MemoryObserved: _memory,
     ev.ModelChecked: _model,
     ev.OperatorAsked: _operator,

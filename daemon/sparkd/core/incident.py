@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparkd.core import fence, remedy, restart
+from sparkd.core.decision import Case, decide
 from sparkd.core.phases import ENGINE, LIVE, is_forward
-from sparkd.core.records import IncidentClosed, IncidentOpened, Remedied, SettingsAdopted, Times
-from sparkd.core.state import CAUSES_MAX, SIGNALS_MAX, Failure, Incident
+from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
+from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
-from sparkd.signals.judge import judge
+from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
-from sparkd.words import Phase
+from sparkd.words import Phase, Settings
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:
@@ -79,20 +80,19 @@ def fail(turn: Turn, reason: str, exits: tuple[UnitExit, ...] = ()) -> None:
         exits=exits,
         kv_cache_bytes=lead.watch.kv_cache_bytes,
     )
-    turn.set_lead(failure=failure)
-    _open_incident(turn, reason)
+    turn.set_lead(failure=failure, streak=lead.streak + 1)
+    open_incident(turn, reason, turn.lead.generation)
     turn.move(Phase.FAILING, reason)
     fence.demand_nothing(turn, turn.policy.fail_grace_s)
 
 
-def _open_incident(turn: Turn, reason: str) -> None:
+def open_incident(turn: Turn, reason: str, generation: int) -> None:
+    """Open an incident where none is, and count the failure of *generation* in it."""
     lead = turn.lead
     if lead.incident is None:
         number = lead.incidents + 1
         turn.set_lead(incident=Incident(number=number, opened_at_s=turn.now), incidents=number)
-        turn.note(
-            IncidentOpened(incident=number, generation=turn.lead.generation, phase=lead.phase, reason=reason)
-        )
+        turn.note(IncidentOpened(incident=number, generation=generation, phase=lead.phase, reason=reason))
     incident = turn.lead.incident
     if incident is not None:
         turn.set_lead(incident=replace(incident, failures=incident.failures + 1))
@@ -135,26 +135,44 @@ def note_fence_times(turn: Turn) -> None:
 
 
 def _decide(turn: Turn) -> None:
-    lead = turn.lead
-    failure, incident = lead.failure, lead.incident
+    failure, incident = turn.lead.failure, turn.lead.incident
     if failure is None or incident is None:
         return
-    diagnosis = _judge(turn, failure)
-    sample = turn.member.memory
+    case = _case(turn, failure, incident)
+    turn.note(Judged(incident=incident.number, case=case, policy=turn.policy))
+    _apply(turn, *decide(case, turn.policy))
+
+
+def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:
+    lead, member = turn.lead, turn.member
     facts = remedy.Facts(
         settings=lead.settings,
-        failures=incident.failures,
+        failures=max(incident.failures, lead.streak),
         spent=lead.spent,
         kv_cache_bytes=failure.kv_cache_bytes,
-        total_bytes=sample.total_bytes if sample else None,
+        total_bytes=member.memory.total_bytes if member.memory else None,
         causes=incident.causes,
+        baseline_bytes=member.baseline_bytes,
+        lowest_available_bytes=member.lowest_bytes,
+        loading_available_bytes=lead.watch.loading_available_bytes,
+        weights_bytes=lead.watch.weights_bytes,
+        request_tokens=lead.watch.request_tokens,
+        request_kv_bytes=lead.watch.request_kv_bytes,
+        failed=lead.failed,
     )
-    chosen = remedy.choose(diagnosis, facts, turn.policy, turn.now)
-    _apply(turn, diagnosis, chosen)
+    return Case(
+        evidence=_evidence(turn, failure),
+        facts=facts,
+        generation=failure.generation,
+        at_s=turn.now,
+        trial=lead.trial,
+        proven=lead.proven,
+        retrying=lead.retrying,
+    )
 
 
-def _judge(turn: Turn, failure: Failure) -> Diagnosis:
-    evidence = Evidence(
+def _evidence(turn: Turn, failure: Failure) -> Evidence:
+    return Evidence(
         signals=failure.signals,
         exits=failure.exits,
         phase=_reached(turn, failure),
@@ -163,7 +181,6 @@ def _judge(turn: Turn, failure: Failure) -> Diagnosis:
         kv_cache_bytes=failure.kv_cache_bytes,
         fence_at_s=failure.times.fence_ordered_s,
     )
-    return judge(evidence)
 
 
 def _reached(turn: Turn, failure: Failure) -> Phase:
@@ -207,22 +224,38 @@ def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
         ),
         settings=chosen.settings,
     )
+    if diagnosis.cause in remedy.MEMORY and chosen.settings != lead.settings:
+        give_up(turn, lead.settings)
     _follow(turn, diagnosis, chosen)
+
+
+def give_up(turn: Turn, settings: Settings) -> None:
+    """These settings do not fit: nothing returns to them before the operator says so."""
+    lead = turn.lead
+    proven = None if lead.proven == settings else lead.proven
+    turn.set_lead(failed=(*lead.failed, settings)[-FAILED_MAX:], proven=proven)
 
 
 def _follow(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
     if chosen.action is remedy.Action.ESCALATE:
-        escalate(turn, chosen.explanation, chosen.needs)
+        escalate(turn, chosen.explanation, chosen.needs, may_pass=_may_pass(diagnosis))
         return
     spent = restart.spend(diagnosis.cause, turn.lead.spent, turn.policy, turn.now)
-    turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s)
+    turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s, trial=False)
     turn.move(Phase.BACKING_OFF, f"{diagnosis.cause}: {chosen.explanation}")
 
 
-def escalate(turn: Turn, why: str, needs: str) -> None:
-    """Give up, loudly: the reason, and what a person has to do."""
+def _may_pass(diagnosis: Diagnosis) -> bool:
+    """Return whether time alone may end it: neither a setting that failed nor what a person has to mend."""
+    return diagnosis.cause not in remedy.MEMORY and not cause_info(diagnosis.cause).permanent
+
+
+def escalate(turn: Turn, why: str, needs: str, *, may_pass: bool = False) -> None:
+    """Give up, loudly: the reason, and what a person has to do; what may pass is tried again, slowly."""
     close(turn, "escalated", needs)
-    turn.set_lead(needs=needs or why, backoff_until_s=None)
+    pause_s = turn.policy.escalated_retry_s
+    retry_at_s = turn.now + pause_s if may_pass and pause_s > 0 else None
+    turn.set_lead(needs=needs or why, backoff_until_s=None, retry_at_s=retry_at_s, trial=False)
     turn.move(Phase.ESCALATED, why)
 
 

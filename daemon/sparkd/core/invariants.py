@@ -7,8 +7,10 @@ from collections.abc import Callable
 from sparkd.core.messages import UnitState
 from sparkd.core.phases import LIVE
 from sparkd.core.policy import Policy
+from sparkd.core.remedy import MEMORY
 from sparkd.core.state import Coordinator, State
-from sparkd.words import Phase
+from sparkd.signals.causes import UNKNOWN
+from sparkd.words import Backend, Phase, UnitName
 
 
 def check(state: State, policy: Policy) -> tuple[str, ...]:
@@ -69,6 +71,67 @@ def _within_bounds(lead: Coordinator, _state: State, policy: Policy) -> bool:
     return kv_ok and lowest <= settings.gpu_memory_utilization <= asked.gpu_memory_utilization
 
 
+def _not_again(lead: Coordinator, _state: State, _policy: Policy) -> bool:
+    return lead.settings not in lead.failed
+
+
+def _budget_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:
+    """Never more relaunches in a row for one transient cause than the operator allows."""
+    if lead.incident is None:
+        return True
+    limits = {UNKNOWN: policy.unknown_unchanged + 1}
+    counted = [c for c in lead.incident.causes if c not in MEMORY]
+    return all(
+        counted.count(cause)
+        <= limits.get(cause, max(policy.transient_budget, policy.unknown_unchanged + 1)) + 1
+        for cause in counted
+    )
+
+
+def _backoff_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:
+    longest_s = policy.backoff_max_s * (1.0 + policy.jitter_share)
+    until_s = lead.backoff_until_s
+    return until_s is None or until_s <= lead.phase_since_s + longest_s + ROUNDING_S
+
+
+ROUNDING_S = 1e-6
+
+
+def _incident_goes_on(lead: Coordinator, _state: State, _policy: Policy) -> bool:
+    """An incident ends: none is open where nothing is on the way any more."""
+    over = (Phase.ESCALATED, Phase.STOPPED, Phase.SERVING)
+    return lead.phase not in over or lead.incident is None
+
+
+def _retry_is_announced(lead: Coordinator, _state: State, _policy: Policy) -> bool:
+    return lead.retry_at_s is None or lead.phase in (Phase.ESCALATED, Phase.STOPPING, Phase.STOPPED)
+
+
+def _acts_in_its_epoch(lead: Coordinator, state: State, _policy: Policy) -> bool:
+    """What is ordered bears the coordinator's own instance and an epoch that nobody has outdone."""
+    intent = lead.intent
+    return intent is None or (
+        intent.coordinator == state.instance and intent.stamp.epoch <= lead.epoch <= state.seen.epoch
+    )
+
+
+def _never_one_rank(lead: Coordinator, _state: State, policy: Policy) -> bool:
+    """Serve is wanted on every rank at once over mp, and over Ray only with every node's Ray."""
+    if lead.intent is None:
+        return True
+    wanted = dict(lead.intent.wanted)
+    serving = [name for name, units in wanted.items() if UnitName.SERVE in units]
+    if not serving or lead.phase is Phase.STOPPING:
+        return True
+    if policy.backend is Backend.MP:
+        return len(serving) == len(policy.nodes)
+    return serving == [policy.head] and all(UnitName.RAY in units for units in wanted.values())
+
+
+def _observes_only(state: State, policy: Policy) -> bool:
+    return not policy.observe_only or not state.member.units
+
+
 def _monitor_stays(lead: Coordinator, _state: State, policy: Policy) -> bool:
     return lead.settings.ray_memory_threshold is not None or policy.guard_enforcing
 
@@ -83,5 +146,13 @@ RULES: tuple[tuple[str, Callable[[State, Policy], bool]], ...] = (
     ("a live generation has no open failure", _lead(_no_failure_while_live)),
     ("units are wanted in live phases only", _lead(_fenced_before_start)),
     ("settings stay within the operator's bounds", _lead(_within_bounds)),
+    ("settings that failed for memory are not tried again", _lead(_not_again)),
+    ("no cause gets more relaunches than its budget", _lead(_budget_respected)),
+    ("no wait is longer than the operator allows", _lead(_backoff_respected)),
+    ("no incident is open where nothing is on the way", _lead(_incident_goes_on)),
+    ("only an escalation is tried again by itself", _lead(_retry_is_announced)),
+    ("orders are this instance's, of the newest epoch", _lead(_acts_in_its_epoch)),
+    ("never one rank alone is wanted", _lead(_never_one_rank)),
+    ("who only observes runs nothing", _observes_only),
     ("Ray's monitor is off only with an enforcing guard", _lead(_monitor_stays)),
 )

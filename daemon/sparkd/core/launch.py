@@ -107,14 +107,41 @@ def _advance(turn: Turn) -> None:
 
 def _check_budget(turn: Turn) -> None:
     lead = turn.lead
-    limit_s = turn.policy.budget_of(lead.phase)
-    progress = lead.watch.progress
-    if lead.phase is Phase.LOADING_WEIGHTS and progress is not None and progress.done:
-        limit_s = turn.policy.stall_s
+    limit_s = patience_s(turn)
     since_s = max(lead.phase_since_s, lead.watch.progress_at_s)
     if limit_s is not None and turn.due(since_s + limit_s):
         text = f"no progress for {limit_s:g} s in {lead.phase}{_shards(turn)}"
         incident.observe_failure(turn, "observed_phase_stuck", "engine_hang", text)
+
+
+STALL_FLOOR_S = 60.0
+"""A load that has begun is never called stuck sooner, however fast this model has loaded before."""
+
+
+def patience_s(turn: Turn) -> float | None:
+    """Return the longest silence of progress that is allowed now, None = no bound.
+
+    A load that has begun is judged by this model's own pace. Elsewhere what was seen before can only make
+    more patient: a cold compile cache looks nothing like a warm one.
+    """
+    lead, policy = turn.lead, turn.policy
+    limit_s = policy.budget_of(lead.phase)
+    known_s = dict(lead.silences).get(lead.phase)
+    progress = lead.watch.progress
+    if lead.phase is Phase.LOADING_WEIGHTS and progress is not None and progress.done:
+        return policy.stall_s if known_s is None else min(policy.stall_s, max(STALL_FLOOR_S, 3 * known_s))
+    if limit_s is None or known_s is None:
+        return limit_s
+    return max(limit_s, 2 * known_s)
+
+
+def _learn_silences(turn: Turn) -> None:
+    """Keep what this start has shown of its pace; what was slower before fades."""
+    lead = turn.lead
+    before, seen = dict(lead.silences), dict(lead.watch.silences)
+    names = [phase for phase in ENGINE if phase in before or phase in seen]
+    learned = [(name, max(seen.get(name, 0.0), 0.8 * before.get(name, 0.0))) for name in names]
+    turn.set_lead(silences=tuple((name, round(silence_s, 3)) for name, silence_s in learned))
 
 
 def _shards(turn: Turn) -> str:
@@ -149,6 +176,8 @@ def _serve(turn: Turn) -> None:
             start_s=turn.now - started_s,
         )
     )
+    _learn_silences(turn)
+    turn.set_lead(verified=lead.settings)
     turn.move(Phase.SERVING, "verified by a real generation")
     incident.close(turn, "recovered")
     turn.set_watch(token_at_s=turn.now)

@@ -7,11 +7,13 @@ is alive here. It never restarts anything by itself: an exit is reported, and th
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.phases import ENGINE
-from sparkd.core.records import UnitChanged
+from sparkd.core.policy import Policy
+from sparkd.core.records import MemberRan, MemberRested, UnitChanged
 from sparkd.core.state import Unit
 from sparkd.core.turn import Turn
 from sparkd.words import Phase, UnitName
@@ -54,6 +56,8 @@ def find_unit(turn: Turn, unit: UnitName, generation: int) -> Unit | None:
 
 def _sweep(turn: Turn) -> None:
     member = turn.member
+    if turn.policy.observe_only:
+        return  # to look for leftovers is to end them
     if not member.swept and not member.sweeping and turn.due(member.sweep_after_s):
         turn.set_member(sweeping=True)
         turn.order(SweepLeftovers())
@@ -109,7 +113,7 @@ def _is_wanted(unit: Unit, intent: Intent, node: str) -> bool:
 
 def _start_wanted(turn: Turn, intent: Intent) -> None:
     member = turn.member
-    if not member.swept or member.leaving:
+    if not member.swept or member.leaving or intent.phase is Phase.STOPPING:
         return
     generation = intent.stamp.generation
     if any(unit.generation != generation for unit in alive(turn)):
@@ -120,8 +124,8 @@ def _start_wanted(turn: Turn, intent: Intent) -> None:
 
 
 def _start(turn: Turn, name: UnitName, intent: Intent) -> None:
-    if not alive(turn) and turn.member.memory is not None:
-        turn.set_member(baseline_bytes=turn.member.memory.available_bytes)
+    if not alive(turn):
+        _begin_run(turn, intent.stamp.generation)
     # What was there for this start may be gone at the next one: it is looked for anew after the end.
     turn.set_member(ready=None, not_ready=None, checked_at_s=float("-inf"))
     generation = intent.stamp.generation
@@ -129,6 +133,38 @@ def _start(turn: Turn, name: UnitName, intent: Intent) -> None:
     set_unit(turn, Unit(unit=name, generation=generation, state=UnitState.STARTING, since_s=turn.now))
     turn.order(StartUnit(unit=name, stamp=intent.stamp, settings=intent.settings))
     turn.note(UnitChanged(unit=name, generation=generation, state=UnitState.STARTING))
+
+
+def _begin_run(turn: Turn, generation: int) -> None:
+    """Note what is there before a start: what comes back less with every one is leaking."""
+    member = turn.member
+    sample = member.memory
+    available = sample.available_bytes if sample is not None else None
+    returned = member.returned
+    if available is not None:
+        returned = (*returned, available)[-turn.policy.leak_cycles :]
+    turn.note(MemberRan(generation=generation, returned=returned))
+    turn.set_member(
+        baseline_bytes=available,
+        lowest_bytes=available,
+        ran=True,
+        returned=returned,
+        leaking=_leaks(returned, turn.policy),
+    )
+
+
+LEAK_LEAST_BYTES = 1 << 28
+"""A smaller fall from one start to the next is the system's own coming and going."""
+LEAK_SPREAD = 3
+"""Falls of one leak resemble each other; a single large one is another program that took memory."""
+
+
+def _leaks(returned: tuple[int, ...], policy: Policy) -> bool:
+    """Whether every start finds less than the one before, by falls of one kind, a tolerance in all."""
+    falls = sorted(before - after for before, after in pairwise(returned))
+    if len(returned) < policy.leak_cycles or falls[0] < LEAK_LEAST_BYTES:
+        return False
+    return sum(falls) > policy.memory_tolerance_bytes and falls[-1] <= LEAK_SPREAD * falls[len(falls) // 2]
 
 
 def _take_back_answers(turn: Turn, generation: int) -> None:
@@ -169,6 +205,14 @@ def _note_memory_back(turn: Turn) -> None:
     deadline_s = member.emptied_at_s + turn.policy.memory_release_s
     if _memory_is_back(turn) or turn.due(deadline_s):
         turn.set_member(fenced_generation=member.emptied_generation)
+        _rest(turn, member.emptied_generation)
+
+
+def _rest(turn: Turn, generation: int) -> None:
+    """Nothing runs here any more: an end of the boot is no unclean one from here on."""
+    if turn.member.ran:
+        turn.note(MemberRested(generation=generation, returned=turn.member.returned))
+        turn.set_member(ran=False)
 
 
 def _memory_is_back(turn: Turn) -> bool:
@@ -198,6 +242,8 @@ def _leave(turn: Turn) -> None:
     if not turn.member.swept and not turn.due(since_s + LEAVING_PATIENCE_S):
         return  # nobody knows yet what an earlier daemon left here
     if not alive(turn) or all(unit.state is UnitState.UNKILLABLE for unit in alive(turn)):
+        if not alive(turn):
+            _rest(turn, max((unit.generation for unit in turn.member.units), default=0))
         turn.set_state(ending=True)
         turn.order(EndDaemon())
     elif turn.due(since_s + LEAVING_PATIENCE_S):

@@ -88,10 +88,12 @@ def refusal(intent: Intent, state: State, policy: Policy, *, older: bool) -> str
         return "not_the_coordinator"
     if intent.instance_of(state.node) != state.instance:
         return "other_instance"
-    if older:
-        return "old_stamp"
+    if policy.observe_only:
+        return "observe_only"
     if current is not None and current.coordinator == intent.coordinator and intent.seq <= current.seq:
         return "known" if intent.seq == current.seq else "replay"
+    if older:
+        return "old_stamp"
     return _differing_plan(intent, state, policy)
 
 
@@ -125,6 +127,12 @@ def missing(turn: Turn) -> tuple[str, ...]:
     for peer in turn.state.peers:
         reasons += _peer_missing(turn, peer)
     return tuple(reasons)
+
+
+def leaking(turn: Turn) -> tuple[str, ...]:
+    """Return the nodes on which every teardown gives back less memory than the one before."""
+    own = [turn.state.node] if turn.member.leaking else []
+    return tuple(own + [p.node for p in turn.state.peers if p.status is not None and p.status.leaking])
 
 
 def _own_missing(turn: Turn) -> list[str]:

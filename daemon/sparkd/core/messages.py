@@ -27,7 +27,7 @@ class UnitState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnitStatus:
-    """One unit as its node reports it; `ordered`: its end was ordered by sparkd."""
+    """One unit as its node reports it; `ordered`: its end was ordered, `by_hand`: by a person."""
 
     unit: UnitName
     generation: int
@@ -36,6 +36,7 @@ class UnitStatus:
     signal: int | None = None
     ordered: bool = False
     reason: str | None = None
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class MemberStatus:
     ready: bool | None = None
     not_ready: str | None = None
     leaving: bool = False
+    unclean_generation: int = 0
+    leaking: bool = False
     available_bytes: int | None = None
     total_bytes: int | None = None
     pressure_percent: float | None = None
@@ -144,6 +147,31 @@ class Report:
     instance: str
     first_seq: int
     signals: tuple[Signal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentNotice:
+    """An incident's newest turn, for people and automations; no daemon reads it.
+
+    Attributes:
+        node, instance: the coordinator.
+        incident, generation: its number, and the generation that failed or came of it.
+        state: "open", "remedied", or its outcome ("recovered", "escalated", "stopped").
+        cause: the cause code, empty where it is not judged yet.
+        text: what happened and why, as a person would say it.
+        action: what sparkd does about it, empty for nothing.
+        needs: what only a person can do, empty for nothing.
+    """
+
+    node: str
+    instance: str
+    incident: int
+    generation: int
+    state: str
+    cause: str = ""
+    text: str = ""
+    action: str = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sparkd.core.commands import (
     ProbePeer,
+    PublishIncident,
     PublishReport,
     PublishStatus,
     PublishTelemetry,
 )
 from sparkd.core.evolve import evolve
-from sparkd.core.messages import MemberStatus, Report, Telemetry, UnitStatus, same_level
+from sparkd.core.messages import IncidentNotice, MemberStatus, Report, Telemetry, UnitStatus, same_level
+from sparkd.core.records import IncidentClosed, IncidentOpened, Record, Remedied
 from sparkd.core.state import Peer, State
 from sparkd.core.turn import Turn
 from sparkd.words import Phase
@@ -22,11 +25,35 @@ PROBE_PEER_EVERY_S = 2.0
 
 def publish(turn: Turn) -> None:
     """Order whatever is to be said now."""
+    _incidents(turn)
     _report(turn)
     _status(turn)
     _telemetry(turn)
     for peer in turn.state.peers:
         _probe_peer(turn, peer)
+
+
+def _incidents(turn: Turn) -> None:
+    """Tell people and automations of every turn that an incident has taken in this step."""
+    for record in turn.records:
+        told = _notice(record)
+        if told is not None:
+            notice = IncidentNotice(node=turn.state.node, instance=turn.state.instance, **told)
+            turn.order(PublishIncident(notice=notice))
+
+
+def _notice(record: Record) -> dict[str, Any] | None:
+    match record:
+        case IncidentOpened():
+            turned: dict[str, Any] = {"state": "open", "text": record.reason}
+        case Remedied(diagnosis=diagnosis):
+            turned = {"state": "remedied", "cause": diagnosis.cause, "text": diagnosis.explanation}
+            turned["action"] = f"{record.action}: {record.explanation}"
+        case IncidentClosed():
+            turned = {"state": record.outcome, "cause": record.cause, "needs": record.needs}
+        case _:
+            return None
+    return {"incident": record.incident, "generation": record.generation, **turned}
 
 
 def status_of(state: State, shared_digest: str, node_digest: str, version: str) -> MemberStatus:
@@ -42,7 +69,7 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         intent_coordinator=intent.coordinator if intent else "",
         refused=member.refused,
         units=tuple(
-            UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason)
+            UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason, u.by_hand)
             for u in member.units
         ),
         swept=member.swept,
@@ -55,6 +82,8 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         ready=member.ready,
         not_ready=member.not_ready,
         leaving=member.leaving,
+        unclean_generation=member.unclean_generation,
+        leaking=member.leaking,
         available_bytes=memory.available_bytes if memory else None,
         total_bytes=memory.total_bytes if memory else None,
         pressure_percent=memory.pressure_percent if memory else None,

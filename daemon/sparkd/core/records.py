@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkd.core.decision import Case
+from sparkd.core.policy import Policy
 from sparkd.signals.model import Diagnosis
 from sparkd.words import Phase, Settings, Stamp
 
@@ -100,6 +102,15 @@ class IncidentOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What the decision after a failed generation used: enough to make it again."""
+
+    incident: int
+    case: Case
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
 class Remedied:
     """A failed generation was judged and a remedy chosen (also "nothing", with its reason)."""
 
@@ -136,6 +147,56 @@ class SettingsAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What the coordinator keeps across its daemon's restarts and reboots, beside its settings.
+
+    Attributes:
+        context: what all of it was learned with (`Policy.context`); under another one it is void.
+        proven: the settings that last served for the cooldown: last known good.
+        spent: the causes of the relaunches that still count, oldest first.
+        silences: the longest silence of progress that a phase of a verified start has shown, seconds.
+        forgiven: the newest generation whose unclean end has been counted against its settings.
+        unclean: how many boots in a row followed an unclean end.
+        target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
+    """
+
+    context: str = ""
+    proven: Settings | None = None
+    spent: tuple[str, ...] = ()
+    silences: tuple[tuple[Phase, float], ...] = ()
+    forgiven: int = 0
+    unclean: int = 0
+    target: bool | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptChanged:
+    """What the coordinator keeps changed."""
+
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRan:
+    """Units of this generation run on this node from now on: an end of the boot is unclean until it rests.
+
+    `returned`: memory available before each of the last starts of this boot, bytes, newest last.
+    """
+
+    generation: int
+    returned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRested:
+    """Nothing of this generation or an older one runs on this node; `returned` as in `MemberRan`."""
+
+    generation: int
+    returned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """A generation answered a real generation correctly."""
 
@@ -160,10 +221,24 @@ Record = (
     | PeerChanged
     | SessionChanged
     | IncidentOpened
+    | Judged
     | Remedied
     | IncidentClosed
     | SettingsAdopted
+    | KeptChanged
+    | MemberRan
+    | MemberRested
     | Verified
     | InvariantBroken
 )
-DURABLE = (StampAdvanced, IncidentOpened, Remedied, IncidentClosed, SettingsAdopted)
+DURABLE = (
+    StampAdvanced,
+    IncidentOpened,
+    Judged,
+    Remedied,
+    IncidentClosed,
+    SettingsAdopted,
+    KeptChanged,
+    MemberRan,
+    MemberRested,
+)

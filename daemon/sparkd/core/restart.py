@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from sparkd.core.policy import Policy
 
 Spent = tuple[tuple[str, float], ...]
@@ -19,6 +21,11 @@ def spend(cause: str, spent: Spent, policy: Policy, now: float) -> Spent:
 
 
 def backoff(failures: int, policy: Policy) -> float:
-    """Return the wait in seconds before the relaunch after the n-th failure of one incident (n from 1)."""
+    """Return the wait in seconds before the relaunch after the n-th failure in a row (n from 1)."""
     doubled: float = policy.backoff_base_s * 2 ** min(max(failures, 1) - 1, 16)
     return min(doubled, policy.backoff_max_s)
+
+
+def jittered(wait_s: float, seed: str, policy: Policy) -> float:
+    """Return *wait_s* and up to `jitter_share` of it more, by *seed*: the same seed, the same wait."""
+    return wait_s * (1.0 + policy.jitter_share * zlib.crc32(seed.encode()) / 0xFFFFFFFF)

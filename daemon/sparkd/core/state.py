@@ -5,12 +5,12 @@ The records that change in most steps have no slots: `evolve` copies their dicti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen
 from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.records import Times
+from sparkd.core.records import Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
 
@@ -18,6 +18,7 @@ SIGNALS_MAX = 64
 REPORTS_MAX = 128
 RETIRED_MAX = 32
 CAUSES_MAX = 32
+FAILED_MAX = 32
 NEVER_S = float("inf")
 AT_ONCE = (float("-inf"),) * 3
 
@@ -26,8 +27,8 @@ AT_ONCE = (float("-inf"),) * 3
 class Unit:
     """A unit of this node's member.
 
-    `ordered`: its end was wanted; `established`: it had come up fully before it was ended, so that what is
-    missing of it is news.
+    `ordered`: its end was wanted; `by_hand`: by a person, not by sparkd; `established`: it had come up fully
+    before it was ended, so that what is missing of it is news.
     """
 
     unit: UnitName
@@ -40,6 +41,7 @@ class Unit:
     ordered: bool = False
     reason: str | None = None
     established: bool = False
+    by_hand: bool = False
 
     @property
     def alive(self) -> bool:
@@ -74,7 +76,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Member:
-    """The engine's part on this node."""
+    """The engine's part on this node.
+
+    `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
+    something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
+    ended without rest, 0 = nothing; `returned`:
+    memory available before each of the last starts, bytes; `leaking`: it falls with every one.
+    """
 
     intent: Intent | None = None
     refused: str | None = None
@@ -89,11 +97,16 @@ class Member:
     drained_generation: int = 0
     memory: MemorySample | None = None
     baseline_bytes: int | None = None
+    lowest_bytes: int | None = None
+    ran: bool = False
     outbox: Outbox = field(default_factory=Outbox)
     ready: bool | None = None
     not_ready: str | None = None
     checked_at_s: float = float("-inf")
     leaving: bool = False
+    unclean_generation: int = 0
+    returned: tuple[int, ...] = ()
+    leaking: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,11 +131,20 @@ class Peer:
 
 @dataclass(frozen=True)
 class Watch:
-    """What is observed of the running generation; everything starts anew with a generation."""
+    """What is observed of the running generation; everything starts anew with a generation.
+
+    `weights_bytes`: of one rank; `request_kv_bytes`: KV cache of one rank that the longest request
+    (`request_tokens`) needs; `loading_available_bytes`: this node's memory when the load began. `silences`:
+    the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked.
+    """
 
     progress: PhaseSeen | None = None
     progress_at_s: float = 0.0
     kv_cache_bytes: int | None = None
+    weights_bytes: int | None = None
+    request_tokens: int | None = None
+    request_kv_bytes: int | None = None
+    loading_available_bytes: int | None = None
     rate_tok_s: float | None = None
     membership: MembershipObserved | None = None
     membership_ok_at_s: float = 0.0
@@ -142,6 +164,8 @@ class Watch:
     canary_why: str = ""
     canary_misses: int = 0
     outstanding_since_s: float | None = None
+    busy_at_s: float = float("-inf")
+    silences: tuple[tuple[Phase, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +196,18 @@ class Incident:
 
 @dataclass(frozen=True)
 class Coordinator:
-    """What only the head has: the engine's phase, the intent, the incident, the budgets."""
+    """What only the head has: the engine's phase, the intent, the incident, the budgets.
+
+    `asked_target`: what a person said last, None = nothing; `streak`: failures in a row since a generation
+    last served for the cooldown; `trial`: the settings in force are tried although others are proven;
+    `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the settings that served
+    last; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all this.
+    """
 
     phase: Phase = Phase.IDLE
     phase_since_s: float = 0.0
     target: bool = True
+    asked_target: bool | None = None
     epoch: int = 0
     generation: int = 0
     seq: int = 0
@@ -197,6 +228,17 @@ class Coordinator:
     stop_wanted: bool = False
     restart_wanted: bool = False
     paused_from: Phase = Phase.IDLE
+    streak: int = 0
+    trial: bool = False
+    retry_at_s: float | None = None
+    retrying: bool = False
+    failed: tuple[Settings, ...] = ()
+    verified: Settings | None = None
+    proven: Settings | None = None
+    silences: tuple[tuple[Phase, float], ...] = ()
+    forgiven: int = 0
+    unclean: int = 0
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass(frozen=True)
@@ -236,31 +278,79 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What survives a restart of the daemon, read from disk before the first step."""
+    """What survives a restart of the daemon, read from disk before the first step.
+
+    `unclean_generation`: what ran when an earlier boot ended; `returned`: as in `Member`, of this boot.
+    """
 
     seen: Stamp = NO_STAMP
     incidents: int = 0
     settings: Settings | None = None
     asked: Settings | None = None
+    kept: Kept = field(default_factory=Kept)
+    unclean_generation: int = 0
+    returned: tuple[int, ...] = ()
 
 
 def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -> State:
-    """Return the state of a daemon that has just started.
-
-    Settings that were learned hold as long as the operator asks for the same as when they were learned.
-    """
-    asked = policy.settings
-    learned = remembered.settings if remembered.asked == asked else None
-    settings = learned or asked
-    coordinator = Coordinator(
-        phase_since_s=now, target=policy.autostart, settings=settings, incidents=remembered.incidents
+    """Return the state of a daemon that has just started."""
+    member = Member(
+        unclean_generation=remembered.unclean_generation,
+        returned=remembered.returned,
     )
     return State(
         node=policy.node,
         instance=instance,
-        member=Member(),
+        member=member,
         peers=tuple(Peer(node=name) for name, _ in policy.nodes if name != policy.node),
-        coordinator=coordinator if policy.is_head else None,
+        coordinator=_coordinator(policy, remembered, now) if policy.is_head else None,
         seen=remembered.seen,
         head=policy.head,
     )
+
+
+def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordinator:
+    """Take over what was kept, as far as it still says something; budgets count on from now."""
+    kept = remembered.kept
+    valid = kept.context == policy.context
+    settings = settings_in_force(remembered if valid else Remembered(), policy)
+    return Coordinator(
+        phase_since_s=now,
+        target=policy.autostart if kept.target is None else kept.target,
+        asked_target=kept.target,
+        settings=settings,
+        incidents=remembered.incidents,
+        spent=tuple((cause, now) for cause in kept.spent),
+        pause_wanted=policy.observe_only or kept.paused,
+        proven=kept.proven if valid and remembered.asked == policy.settings else None,
+        silences=kept.silences if valid else (),
+        forgiven=kept.forgiven,
+        unclean=kept.unclean,
+        kept=kept,
+    )
+
+
+def settings_in_force(remembered: Remembered, policy: Policy) -> Settings:
+    """Return what was learned, but as asked where the operator has changed what he asks for since."""
+    learned, before, asked = remembered.settings, remembered.asked, policy.settings
+    if learned is None or before is None:
+        return asked
+    edited = [
+        name
+        for group in SETTING_GROUPS
+        for name in group
+        if any(_differ(asked, before, other) for other in group)
+    ]
+    return replace(learned, **{name: getattr(asked, name) for name in edited})
+
+
+def _differ(one: Settings, other: Settings, name: str) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
+
+
+# What was learned about one of a group says nothing once the operator has edited another of it.
+_SIZES_KV = ("gpu_memory_utilization", "kv_cache_bytes")
+SETTING_GROUPS: tuple[tuple[str, ...], ...] = (
+    _SIZES_KV,
+    *((item.name,) for item in fields(Settings) if item.name not in _SIZES_KV),
+)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkd.core import coordinator, member, publish, told, watch
+from sparkd.core import coordinator, keeping, member, publish, told, watch
 from sparkd.core.commands import Command
 from sparkd.core.events import Event
 from sparkd.core.fold import fold
@@ -47,6 +47,8 @@ def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> S
         turn.begin(Concern.SAY)
         publish.publish(turn)
     if turn.news:
+        if turn.state.coordinator is not None:
+            keeping.keep(turn)
         for rule in check(turn.state, policy):
             turn.note(InvariantBroken(rule=rule))
     turn.confirm_state(wakes=tuple(turn.wakes))

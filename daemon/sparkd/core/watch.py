@@ -12,6 +12,7 @@ from sparkd.core.incident import observe_failure
 from sparkd.core.membership import lost_nodes
 from sparkd.core.messages import UnitState
 from sparkd.core.phases import ENGINE, LIVE
+from sparkd.core.state import Watch
 from sparkd.core.turn import Turn
 from sparkd.words import Backend, Phase, UnitName
 
@@ -148,7 +149,8 @@ def _ask_when_quiet(turn: Turn) -> None:
         return
     quiet_since_s = max(watch.token_at_s, watch.canary_done_at_s)
     pause_s = turn.policy.canary_idle_s
-    if watch.token_at_s > watch.canary_done_at_s or watch.canary_ok is not True:
+    unknown = watch.engine is not None and watch.engine.running is None
+    if watch.token_at_s > watch.canary_done_at_s or watch.canary_ok is not True or unknown:
         pause_s = min(pause_s, CANARY_PROMPTLY_S, turn.policy.no_progress_s / 2)
     if turn.due(quiet_since_s + pause_s):
         send_canary(turn, turn.policy.no_progress_s + CANARY_LATER_S)
@@ -157,13 +159,19 @@ def _ask_when_quiet(turn: Turn) -> None:
 def _check_progress(turn: Turn) -> None:
     watch = turn.lead.watch
     limit_s = turn.policy.no_progress_s
-    asked = [at for at in (watch.outstanding_since_s, watch.canary_sent_at_s) if at is not None]
+    asked = [at for at in (outstanding_since_s(watch), watch.canary_sent_at_s) if at is not None]
     if not asked or not turn.due(max(watch.token_at_s, min(asked)) + limit_s):
         return
     requests = _requests(turn)
     healthy = {True: "200", False: "unhealthy", None: "nothing"}[engine_health(turn)]
     text = f"no token for {limit_s:g} s while {requests} outstanding; /health says {healthy}"
     observe_failure(turn, "observed_no_progress", "engine_hang", text)
+
+
+def outstanding_since_s(watch: Watch) -> float | None:
+    """Return since when requests wait, as far as it is known now: what counted a while ago is no cause."""
+    known = watch.engine is not None and watch.engine.running is not None
+    return watch.outstanding_since_s if known else None
 
 
 def _check_answers(turn: Turn) -> None:

@@ -14,6 +14,10 @@ from sparkd.core.records import (
     IncidentClosed,
     IncidentOpened,
     InvariantBroken,
+    Judged,
+    KeptChanged,
+    MemberRan,
+    MemberRested,
     MessageDropped,
     PeerChanged,
     PhaseChanged,
@@ -110,8 +114,18 @@ class LogExporter:
 def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
     """Return (level, event, fields) of a record's line. Fields are flat; names end in their unit."""
     match record:
-        case PhaseChanged() | WaitingFor() | UnitChanged() | MessageDropped():
-            return logging.INFO, _EVENTS[type(record)], asdict(record)
+        case (
+            PhaseChanged()
+            | WaitingFor()
+            | UnitChanged()
+            | MessageDropped()
+            | KeptChanged()
+            | Judged()
+            | MemberRan()
+            | MemberRested()
+        ):
+            level = logging.DEBUG if isinstance(record, _FOR_THE_DISK) else logging.INFO
+            return level, _EVENTS[type(record)], asdict(record)
         case PeerChanged(present=there) | SessionChanged(connected=there):
             return logging.INFO if there else logging.WARNING, _EVENTS[type(record)], asdict(record)
         case StampAdvanced(seen=seen):
@@ -131,6 +145,7 @@ def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
             return logging.ERROR, "invariant_broken", {"rule": rule}
 
 
+_FOR_THE_DISK = (Judged, KeptChanged, MemberRan, MemberRested)
 _EVENTS: dict[type[Any], str] = {
     PhaseChanged: "phase_changed",
     WaitingFor: "waiting_for",
@@ -138,6 +153,10 @@ _EVENTS: dict[type[Any], str] = {
     MessageDropped: "message_dropped",
     PeerChanged: "peer_changed",
     SessionChanged: "session_changed",
+    Judged: "judged",
+    KeptChanged: "kept_changed",
+    MemberRan: "member_ran",
+    MemberRested: "member_rested",
 }
 
 

@@ -65,6 +65,7 @@ class Executor:
             co.PublishIntent: lambda c: world.bus.publish(c.intent),
             co.PublishReport: lambda c: world.bus.publish(c.report),
             co.PublishTelemetry: lambda c: world.bus.publish(c.telemetry),
+            co.PublishIncident: lambda c: world.bus.publish(c.notice),
             co.EndDaemon: self._end,
         }
 

@@ -8,8 +8,8 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from sparkd.core.records import Record
-from sparkd.words import CudaGraph, LoadFormat, Settings
+from sparkd.core.records import Kept, Record
+from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
 
 
 def kind_of(record: Record) -> str:
@@ -38,6 +38,23 @@ def settings_from(body: object) -> Settings | None:
         return Settings(**known)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def kept_from(body: dict[str, Any]) -> Kept:
+    """Return what *body* says was kept; nothing where it cannot be understood."""
+    try:
+        return Kept(
+            context=str(body["context"]),
+            proven=settings_from(body["proven"]),
+            spent=tuple(map(str, body["spent"])),
+            silences=tuple((Phase(name), float(silence_s)) for name, silence_s in body["silences"]),
+            forgiven=int(body["forgiven"]),
+            unclean=int(body["unclean"]),
+            target=None if body["target"] is None else bool(body["target"]),
+            paused=bool(body["paused"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return Kept()
 
 
 def _finite(value: Any) -> Any:

@@ -34,6 +34,7 @@ class DiskStore:
         *,
         asked: Settings,
         wall: Callable[[], float],
+        boot: str = "",
         retention: Retention | None = None,
         retry_s: float = 10.0,
     ) -> None:
@@ -43,11 +44,12 @@ class DiskStore:
             directory: the state directory; it exists and is locked (`StateLock`).
             asked: the settings that the operator asks for: kept beside what is learned.
             wall: the wall clock in seconds, for people; nothing decides on it.
+            boot: id of the machine's boot.
             retention: bounds of the history.
             retry_s: period of trying again what a failing disk refused.
         """
         self._stamps = StampFile(directory / "stamp")
-        self._history = History(directory / "history.sqlite", retention)
+        self._history = History(directory / "history.sqlite", retention, boot)
         self._asked = asked
         self._wall = wall
         self._retry_s = retry_s
@@ -73,7 +75,13 @@ class DiskStore:
         recalled = self._recall()
         seen = self._load_stamp(recalled)
         return Remembered(
-            seen=seen, incidents=recalled.incidents, settings=recalled.settings, asked=recalled.asked
+            seen=seen,
+            incidents=recalled.incidents,
+            settings=recalled.settings,
+            asked=recalled.asked,
+            kept=recalled.kept,
+            unclean_generation=recalled.unclean_generation,
+            returned=recalled.returned,
         )
 
     async def append(self, records: Sequence[Record]) -> None:

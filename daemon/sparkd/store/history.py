@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,17 @@ from sparkd.core.records import (
     DURABLE,
     IncidentClosed,
     IncidentOpened,
+    Kept,
+    KeptChanged,
+    MemberRan,
+    MemberRested,
     MessageDropped,
     Record,
     Remedied,
     SettingsAdopted,
     StampAdvanced,
 )
-from sparkd.store.codec import body_of, kind_of, settings_body, settings_from
+from sparkd.store.codec import body_of, kept_from, kind_of, settings_body, settings_from
 from sparkd.store.database import damaged, open_database
 from sparkd.words import NO_STAMP, Settings, Stamp
 
@@ -62,6 +66,9 @@ class Recalled:
     incidents: int = 0
     settings: Settings | None = None
     asked: Settings | None = None
+    kept: Kept = field(default_factory=Kept)
+    unclean_generation: int = 0
+    returned: tuple[int, ...] = ()
     highest: Stamp = NO_STAMP
     note: str = ""
 
@@ -75,14 +82,16 @@ class _Queue:
 class History:
     """The SQLite file. Not thread-safe: the store calls it from one thread."""
 
-    def __init__(self, path: Path, retention: Retention | None = None) -> None:
+    def __init__(self, path: Path, retention: Retention | None = None, boot: str = "") -> None:
         """Open nothing yet: `load` or the first write does.
 
         Args:
             path: the database file; its directory exists.
             retention: bounds, see there.
+            boot: id of the machine's boot: what ran in an earlier one did not end by our hand.
         """
         self._path = path
+        self._boot = boot
         self._keep = retention or Retention()
         self._connection: sqlite3.Connection | None = None
         self._waiting = _Queue()
@@ -114,6 +123,9 @@ class History:
             incidents=int(_parsed(facts.get("incidents")).get("number", 0)),
             settings=settings_from(learned.get("settings")),
             asked=settings_from(learned.get("asked")),
+            kept=kept_from(_parsed(facts.get("kept"))),
+            unclean_generation=_unclean(_parsed(facts.get("ran")), self._boot),
+            returned=_returned(_parsed(facts.get("ran")), self._boot),
             highest=Stamp(int(stamp.get("epoch", 0)), int(stamp.get("generation", 0))),
             note=self.take_note(),
         )
@@ -182,7 +194,7 @@ class History:
             milestone=isinstance(record, _MILESTONES),
             durable=isinstance(record, DURABLE) and not isinstance(record, StampAdvanced),
             body=body_of(record),
-            facts=_facts(record, wall_s, asked),
+            facts=_facts(record, wall_s, asked, self._boot),
         )
 
     def _enqueue(self, row: Row) -> None:
@@ -230,6 +242,17 @@ class History:
             )
 
 
+def _unclean(ran: dict[str, Any], boot: str) -> int:
+    """Return the generation that ran when another boot ended, 0 = none."""
+    over = ran.get("resting", True) or ran.get("boot") == boot
+    return 0 if over else int(ran.get("generation", 0))
+
+
+def _returned(ran: dict[str, Any], boot: str) -> tuple[int, ...]:
+    """A boot begins with all of the memory."""
+    return tuple(map(int, ran.get("returned", ()))) if ran.get("boot") == boot else ()
+
+
 def _insert(connection: sqlite3.Connection, batch: list[Row]) -> None:
     connection.executemany(
         "INSERT INTO record (wall_s, kind, incident, milestone, body) VALUES (?, ?, ?, ?, ?)",
@@ -241,7 +264,7 @@ def _insert(connection: sqlite3.Connection, batch: list[Row]) -> None:
     )
 
 
-def _facts(record: Record, wall_s: float, asked: Settings) -> tuple[tuple[str, str], ...]:
+def _facts(record: Record, wall_s: float, asked: Settings, boot: str) -> tuple[tuple[str, str], ...]:
     match record:
         case IncidentOpened(incident=number):
             return (("incidents", json.dumps({"number": number})),)
@@ -255,6 +278,14 @@ def _facts(record: Record, wall_s: float, asked: Settings) -> tuple[tuple[str, s
                 "wall_s": wall_s,
             }
             return (("learned", json.dumps(learned)),)
+        case KeptChanged(kept=kept):
+            return (("kept", json.dumps(asdict(kept))),)
+        case MemberRan(generation=generation, returned=returned):
+            ran = {"generation": generation, "boot": boot, "resting": False, "returned": returned}
+            return (("ran", json.dumps(ran)),)
+        case MemberRested(generation=generation, returned=returned):
+            ran = {"generation": generation, "boot": boot, "resting": True, "returned": returned}
+            return (("ran", json.dumps(ran)),)
     return ()
 
 

@@ -27,7 +27,9 @@ def incident_list(history: History, limit: int = 50) -> list[dict[str, Any]]:
 
 
 def incident_show(history: History, number: int) -> dict[str, Any] | None:
-    """Return one incident: its summary, its remedies in order, and everything else as a timeline.
+    """Return one incident: its summary, its remedies in order, everything else as a timeline.
+
+    `judged` has what each decision used: the decision can be made again from it (`sparkctl replay`).
 
     Raises:
         sqlite3.Error, OSError: the history cannot be read now.
@@ -41,7 +43,8 @@ def incident_show(history: History, number: int) -> dict[str, Any] | None:
     return {
         **_summary(number, entries),
         "remedies": [entry for entry in entries if entry["kind"] == "remedied"],
-        "timeline": [entry for entry in entries if entry["kind"] != "remedied"],
+        "timeline": [entry for entry in entries if entry["kind"] not in {"remedied", "judged"}],
+        "judged": [entry for entry in entries if entry["kind"] == "judged"],
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
+from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import Signal
 from sparkd.wire import shapes
 from sparkd.wire.envelope import Envelope, seal, unseal
@@ -21,9 +21,11 @@ from sparkd.wire.fields import Field
 from sparkd.wire.names import is_instance, is_name
 from sparkd.wire.refusal import Refusal, WireError
 from sparkd.wire.shapes import Will
-from sparkd.wire.topics import RETAINED, Kind, Topics
+from sparkd.wire.topics import READ, RETAINED, Kind, Topics
 
 Message = MemberStatus | Intent | Report | Telemetry | Will
+Said = Message | IncidentNotice
+"""What is said; an incident's turns are for people and automations, and no daemon reads them."""
 
 KEY_BYTES_MIN = 16
 INSTANCES_MAX = 64
@@ -34,6 +36,7 @@ _KINDS: dict[type[Any], Kind] = {
     Intent: Kind.INTENT,
     Report: Kind.REPORT,
     Telemetry: Kind.TELEMETRY,
+    IncidentNotice: Kind.INCIDENT,
     Will: Kind.WILL,
 }
 _BODIES: dict[Kind, Field] = {
@@ -41,11 +44,12 @@ _BODIES: dict[Kind, Field] = {
     Kind.INTENT: shapes.INTENT,
     Kind.REPORT: shapes.REPORT,
     Kind.TELEMETRY: shapes.TELEMETRY,
+    Kind.INCIDENT: shapes.INCIDENT,
     Kind.WILL: shapes.WILL,
 }
 
 
-def kind_of(message: Message) -> Kind:
+def kind_of(message: Said) -> Kind:
     """Return the kind of *message*."""
     return _KINDS[type(message)]
 
@@ -108,7 +112,7 @@ class Encoder:
         self._instance = instance
         self._seqs: dict[Kind, int] = {}
 
-    def encode(self, message: Message, now: float) -> Sealed:
+    def encode(self, message: Said, now: float) -> Sealed:
         """Return *message* signed for its own topic; *now* = monotonic seconds, for the ages in a report.
 
         Raises:
@@ -122,7 +126,7 @@ class Encoder:
         """Return how many messages of *kind* have been signed so far."""
         return self._seqs.get(kind, 0)
 
-    def frame(self, context: str, message: Message, now: float) -> bytes:
+    def frame(self, context: str, message: Said, now: float) -> bytes:
         """Return *message* signed for *context*; for paths other than MQTT."""
         kind = kind_of(message)
         sent = _aged(message, now) if isinstance(message, Report) else message
@@ -163,7 +167,7 @@ class Decoder:
         if found is None:
             raise WireError(Refusal.UNKNOWN_TOPIC, "not a topic of this cluster")
         kind, node = found
-        if kind not in _BODIES:
+        if kind not in READ:
             raise WireError(Refusal.UNKNOWN_TOPIC, "not a topic that daemons read")
         envelope = unseal(self._key, topic, payload)
         try:

@@ -2,14 +2,15 @@
 
 Status, intent and telemetry are levels: only the newest of each waits, in the place of the one that it
 replaces. Reports wait up to a number; one that is lost is a gap that the coordinator fetches over HTTP.
+Turns of incidents are for people: each waits up to a number, too, and the oldest goes first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkd.core.messages import Report
-from sparkd.wire.codec import Message, kind_of
+from sparkd.core.messages import IncidentNotice, Report
+from sparkd.wire.codec import Said, kind_of
 from sparkd.wire.topics import RETAINED, Kind
 
 REPORTS_MAX = 64
@@ -20,7 +21,7 @@ class Waiting:
     """A message that waits, in its place. Told from others by identity: the same may be said twice."""
 
     name: str
-    message: Message
+    message: Said
 
 
 class Outbox:
@@ -28,36 +29,37 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: dict[str, Waiting] = {}
-        self._retained: dict[str, Message] = {}
+        self._retained: dict[str, Said] = {}
         self._up = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, message: Message) -> bool:
-        """Take *message*; return False where an older report was dropped to make room for it.
+    def put(self, message: Said) -> bool:
+        """Take *message*; return False where an older one of its kind was dropped to make room for it.
 
         Telemetry is worth nothing later: without a session it is not kept.
         """
         kind = kind_of(message)
         if isinstance(message, Report):
-            return self._put_report(message)
+            return self._put_one_of(kind, f"{kind} {message.first_seq}", message)
+        if isinstance(message, IncidentNotice):
+            return self._put_one_of(kind, f"{kind} {message.incident} {message.state}", message)
         if kind in RETAINED:
             self._retained[kind] = message
         if kind is not Kind.TELEMETRY or self._up:
             self._add(kind, message)
         return True
 
-    def _put_report(self, report: Report) -> bool:
-        names = [w.name for w in self._waiting.values() if isinstance(w.message, Report)]
-        name = f"{Kind.REPORT} {report.first_seq}"
+    def _put_one_of(self, kind: Kind, name: str, message: Said) -> bool:
+        names = [w.name for w in self._waiting.values() if kind_of(w.message) is kind]
         full = len(names) >= REPORTS_MAX and name not in names
         if full:
             del self._waiting[names[0]]
-        self._add(name, report)
+        self._add(name, message)
         return not full
 
-    def _add(self, name: str, message: Message) -> None:
+    def _add(self, name: str, message: Said) -> None:
         self._waiting[name] = Waiting(name, message)
 
     def connected(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkd.core.messages import (
+    IncidentNotice,
     Intent,
     MemberStatus,
     Report,
@@ -102,6 +103,7 @@ UNIT = shape(
         "signal": EXIT_SIGNAL,
         "ordered": flag(),
         "reason": SENTENCE,
+        "by_hand": flag(),
     },
 )
 QUANTITY = shape(Quantity, {"name": LABEL, "value": number(-VALUE_MAX, VALUE_MAX)})
@@ -160,6 +162,8 @@ STATUS = shape(
         "ready": optional(flag()),
         "not_ready": SENTENCE,
         "leaving": flag(),
+        "unclean_generation": COUNT,
+        "leaking": flag(),
         "available_bytes": BYTES,
         "total_bytes": BYTES,
         "pressure_percent": PERCENT,
@@ -178,6 +182,19 @@ TELEMETRY = shape(
         "pressure_percent": PERCENT,
         "done": optional(COUNT),
         "total": optional(COUNT),
+    },
+    given=SENDER,
+)
+INCIDENT = shape(
+    IncidentNotice,
+    {
+        "incident": COUNT,
+        "generation": COUNT,
+        "state": LABEL,
+        "cause": LABEL,
+        "text": text(QUOTE_MAX),
+        "action": text(QUOTE_MAX),
+        "needs": text(QUOTE_MAX),
     },
     given=SENDER,
 )

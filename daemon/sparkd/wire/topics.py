@@ -34,6 +34,7 @@ class Kind(StrEnum):
 RETAINED = (Kind.STATUS, Kind.INTENT)
 OF_NODE = (Kind.STATUS, Kind.WILL, Kind.TELEMETRY, Kind.REPORT)
 READ = (*OF_NODE, Kind.INTENT)
+"""The kinds that daemons read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,157 @@
+"""What is observed of the running generation: its phase, Ray's table, its health, its answers.
+
+Observations of a generation that is over change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkd.core import events as ev
+from sparkd.core import watch
+from sparkd.core.phases import ENGINE
+from sparkd.core.state import Watch
+from sparkd.core.turn import Concern, Turn
+from sparkd.words import Phase
+
+
+def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
+    """Take a phase, or progress within it."""
+    seen = _watch_of(turn, event.generation)
+    if seen is None:
+        return
+    known = seen.progress
+    phase = event.phase if event.phase is not None else (known.phase if known else None)
+    # Progress belongs to the phase that shows it: the shards of a load say nothing of a capture.
+    shown = event if event.done is not None or event.phase is not None else known
+    progress = replace(shown, phase=phase) if shown is not None else None
+    changes = {
+        "silences": _with_silence(turn, seen),
+        "progress": progress,
+        "progress_at_s": turn.now,
+        **_sizes(turn, event, seen),
+        "rate_tok_s": seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
+    }
+    if known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done):
+        turn.confirm_watch(**changes)
+    else:
+        turn.set_watch(**changes)
+
+
+def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | None]:
+    """Return what is known of the generation's sizes with what the event adds."""
+    kv_cache = event.kv_cache_bytes or seen.kv_cache_bytes
+    request = seen.request_kv_bytes
+    if event.requests and kv_cache:
+        request = int(kv_cache / event.requests)
+    loading, sample = seen.loading_available_bytes, turn.member.memory
+    if loading is None and event.phase is Phase.LOADING_WEIGHTS and sample is not None:
+        loading = sample.available_bytes
+    return {
+        "kv_cache_bytes": kv_cache,
+        "weights_bytes": event.weights_bytes or seen.weights_bytes,
+        "request_tokens": event.request_tokens or seen.request_tokens,
+        "request_kv_bytes": request,
+        "loading_available_bytes": loading,
+    }
+
+
+def _with_silence(turn: Turn, seen: Watch) -> tuple[tuple[Phase, float], ...]:
+    """Return the longest silences, with the one that ends now."""
+    phase = turn.lead.phase
+    if phase not in ENGINE:
+        return seen.silences
+    silence_s = turn.now - max(turn.lead.phase_since_s, seen.progress_at_s)
+    longest = dict(seen.silences)
+    longest[phase] = max(longest.get(phase, 0.0), silence_s)
+    return tuple(longest.items())
+
+
+def _watch_of(turn: Turn, generation: int) -> Watch | None:
+    """Return the observations of the running generation where the event is about it."""
+    if turn.state.coordinator is None or generation != turn.lead.generation:
+        return None
+    return turn.lead.watch
+
+
+def membership(turn: Turn, event: ev.MembershipObserved) -> None:
+    """Take Ray's table; what did not answer leaves the last one standing."""
+    before = _watch_of(turn, event.generation)
+    if before is None:
+        return
+    turn.wake_for(Concern.PROBE, watch.next_membership_s(turn))
+    if event.nodes is None:
+        turn.set_watch(probing_membership=False, membership_why=event.reason)
+        return
+    changes = {
+        "probing_membership": False,
+        "membership_why": event.reason,
+        "membership": event,
+        "membership_ok_at_s": turn.now,
+    }
+    if before.membership is not None and before.membership.nodes == event.nodes:
+        turn.confirm_watch(**changes)
+    else:
+        turn.set_watch(**changes)
+
+
+def engine(turn: Turn, event: ev.EngineObserved) -> None:
+    """Take health and counters."""
+    before = _watch_of(turn, event.generation)
+    if before is None:
+        return
+    tokens = event.tokens_total if event.tokens_total is not None else before.tokens_total
+    grew = event.tokens_total is not None and event.tokens_total != before.tokens_total
+    busy = (event.running or 0) + (event.waiting or 0) > 0
+    known = event.running is not None
+    since_s = before.outstanding_since_s
+    if known:
+        since_s = (since_s if since_s is not None else turn.now) if busy else None
+    changes = {
+        "probing_engine": False,
+        "engine": event,
+        "tokens_total": tokens,
+        "token_at_s": turn.now if grew else before.token_at_s,
+        "canary_misses": 0 if grew else before.canary_misses,
+        "outstanding_since_s": since_s,
+        "busy_at_s": turn.now if busy or (grew and not _is_canary(turn, before)) else before.busy_at_s,
+    }
+    turn.wake_for(Concern.PROBE, watch.next_engine_s(turn))
+    if _same_engine(before, event, since_s, grew=grew):
+        turn.confirm_watch(**changes)
+    else:
+        turn.set_watch(**changes)
+
+
+def _is_canary(turn: Turn, before: Watch) -> bool:
+    """Whether tokens that appear now are those of sparkd's own generation."""
+    answered_s = before.canary_done_at_s + 2 * turn.policy.engine_every_s
+    return before.canary_sent_at_s is not None or turn.now <= answered_s
+
+
+def _same_engine(before: Watch, event: ev.EngineObserved, since_s: float | None, *, grew: bool) -> bool:
+    """Whether nothing is decided otherwise for it; a first token after a canary brings the next one near."""
+    known = before.engine
+    return (
+        known is not None
+        and (known.answered, known.healthy) == (event.answered, event.healthy)
+        and (known.running is None) == (event.running is None)
+        and before.outstanding_since_s == since_s
+        and not (grew and before.token_at_s <= before.canary_done_at_s)
+    )
+
+
+def canary(turn: Turn, event: ev.CanaryAnswered) -> None:
+    """Take the outcome of a real generation."""
+    if _watch_of(turn, event.generation) is None:
+        return
+    answered = event.ok is True
+    turn.set_watch(
+        canary_sent_at_s=None,
+        canary_done_at_s=turn.now,
+        canary_ok=event.ok,
+        canary_latency_s=event.latency_s if answered else turn.lead.watch.canary_latency_s,
+        canary_why=event.reason,
+        canary_misses=0 if answered else turn.lead.watch.canary_misses + (event.ok is False),
+        token_at_s=turn.now if answered else turn.lead.watch.token_at_s,
+    )

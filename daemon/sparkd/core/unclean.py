@@ -1,0 +1,65 @@
+"""Boots that ended while a generation ran: a wedge, or power.
+
+Nobody saw why, so it counts against the settings. A node tells which generation ran when an earlier boot
+ended without rest. Each such generation is counted once: one step down in memory, as after a memory failure;
+so many in a row, and nothing is started any more.
+"""
+
+from __future__ import annotations
+
+from sparkd.core import incident, remedy
+from sparkd.core.records import Remedied, SettingsAdopted, Times
+from sparkd.core.turn import Turn
+from sparkd.signals.model import Diagnosis
+
+
+def admit(turn: Turn) -> bool:
+    """Count an unclean end that was not counted yet; return whether a launch may follow."""
+    node, generation = _newest(turn)
+    if generation <= turn.lead.forgiven:
+        return True
+    turn.set_lead(forgiven=generation, unclean=turn.lead.unclean + 1)
+    reason = f"{node} went down while generation {generation} ran: a wedge, or power"
+    incident.open_incident(turn, reason, generation)
+    if turn.lead.unclean >= turn.policy.unclean_boots_max:
+        needs = f"find out why {node} goes down ({turn.lead.unclean} times in a row); then: sparkctl start"
+        incident.escalate(turn, reason, needs)
+        return False
+    _step_down(turn, node, reason)
+    return True
+
+
+def _newest(turn: Turn) -> tuple[str, int]:
+    """Return the node of the newest generation that ended uncleanly, and that generation; 0 = none."""
+    found = [(turn.state.node, turn.member.unclean_generation)]
+    found += [(peer.node, peer.status.unclean_generation) for peer in turn.state.peers if peer.status]
+    return max(found, key=lambda entry: entry[1])
+
+
+def _step_down(turn: Turn, node: str, reason: str) -> None:
+    lead = turn.lead
+    sample = turn.member.memory
+    total = sample.total_bytes if sample else None
+    facts = remedy.Facts(lead.settings, 1, (), lead.watch.kv_cache_bytes, total)
+    assumed = Diagnosis("uma_host_exhaustion", None, node, False, 0.5, reason)
+    chosen = remedy.choose(assumed, facts, turn.policy, turn.now)
+    known = Diagnosis("unknown", None, node, None, 0.0, reason)
+    number = lead.incident.number if lead.incident is not None else 0
+    text = f"counts as a memory failure: {chosen.explanation}"
+    turn.note(
+        Remedied(
+            incident=number,
+            generation=turn.lead.forgiven,
+            diagnosis=known,
+            action=remedy.Action.RELAUNCH,
+            explanation=text,
+            settings_before=lead.settings,
+            settings_after=chosen.settings,
+            backoff_s=0.0,
+            times=Times(detected_s=turn.now, decided_s=turn.now),
+        )
+    )
+    if chosen.settings != lead.settings:
+        turn.note(SettingsAdopted(settings=chosen.settings, reason=text))
+        turn.set_lead(settings=chosen.settings, trial=False)
+        incident.give_up(turn, lead.settings)

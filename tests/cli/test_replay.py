@@ -1,0 +1,95 @@
+"""`sparkctl replay`: a recorded incident's decisions made again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from sim.world import GIB, World, serving
+from sparkd.cli import sparkctl
+from sparkd.core import remedy
+from sparkd.store.disk import DiskStore
+from sparkd.words import Phase, UnitName
+
+
+def lived() -> World:
+    """A cluster that recovered from a memory kill during graph capture."""
+    world = World()
+
+    def kill(_node, proc, phase) -> None:
+        if phase is Phase.CAPTURING_GRAPHS and proc.stamp.generation == 1:
+            amounts = {"used_bytes": 113.78 * GIB, "total_bytes": 119.7 * GIB}
+            world.signal("spark-a", "ray_oom_kill", threshold_bytes=0.95 * 119.7 * GIB, **amounts)
+            world.kill("spark-a", UnitName.SERVE, code=1, signal=None)
+
+    world.on_serve = kill
+    world.run_until(serving(world))
+    return world
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The incident as `sparkctl --json incidents show 1` prints it."""
+
+    async def shown():
+        disk = DiskStore(tmp_path, asked=world.head.policy.settings, wall=lambda: 0.0)
+        disk.load()
+        await disk.append(world.head.records)
+        try:
+            return await disk.view.incident(1)
+        finally:
+            await disk.close()
+
+    world = lived()
+    path = tmp_path / "incident.json"
+    path.write_text(json.dumps(asyncio.run(shown())), encoding="utf-8")
+    return path
+
+
+def test_the_same_code_decides_the_same(file, capsys) -> None:
+    assert sparkctl.main(["replay", str(file)]) == 0
+    assert capsys.readouterr().out == "generation 1: ray_oom_kill, relaunch: the same as recorded\n"
+
+
+def test_it_shows_where_todays_code_decides_differently(file, capsys, monkeypatch) -> None:
+    def gives_up(diagnosis, facts, policy, now):
+        return remedy.Remedy(remedy.Action.ESCALATE, facts.settings, "nothing helps", needs="a person")
+
+    monkeypatch.setattr(remedy, "choose", gives_up)
+    assert sparkctl.main(["replay", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "generation 1: differs in action, settings" in out
+    assert "now       ray_oom_kill · capturing_graphs · spark-a · escalate" in out
+
+
+def test_evidence_that_is_changed_changes_the_decision(file, capsys) -> None:
+    document = json.loads(file.read_text())
+    document["judged"][0]["case"]["evidence"]["signals"][0]["cause"] = "cuda_oom"
+    file.write_text(json.dumps(document))
+    assert sparkctl.main(["--json", "replay", str(file)]) == 1
+    (again,) = json.loads(capsys.readouterr().out)
+    assert again["now"]["cause"] == "cuda_oom"
+    assert "cause" in again["differing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no JSON"),
+        ("[]", "is no recorded incident"),
+        ("{}", "sparkctl --json incidents show N"),
+        ('{"judged": [{"case": 1}], "remedies": []}', "cannot be understood"),
+    ],
+)
+def test_what_is_no_incident_is_refused_with_what_to_do(tmp_path, capsys, text, said) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    assert sparkctl.main(["replay", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path, capsys) -> None:
+    assert sparkctl.main(["replay", str(tmp_path / "none.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
