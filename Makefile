@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab contract clean setup
+.PHONY: demo test lint lab contract sim sim-long bench-diagnose bench-policy clean setup
 
 setup: $(VENV)/.complete
 
@@ -26,6 +26,13 @@ test: setup
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
+# The random worlds of tests/sim/chaos: the fixed seeds (in `make test`, too), or as many others as you like.
+sim: setup
+	@$(BIN)/python -m sim.chaos --worlds 2000 --seed 0 --jobs 2
+
+sim-long: setup
+	@$(BIN)/python -m sim.chaos --worlds $(or $(WORLDS),20000) --seed $(or $(SEED),100000) --jobs $$(nproc)
+
 lab: setup
 	@bash tests/packages.sh iproute2
 	$(BIN)/python -m lab $(ARGS)
@@ -34,6 +41,14 @@ lab: setup
 contract: setup
 	SPARKD_ENGINE_ENV=$$($(BIN)/python -m lab.engine_env | tail -1) \
 	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py $(ARGS)
+
+# Speed of `sparkctl diagnose` and of the live tail, beside grep with the same patterns; the last line is JSON.
+bench-diagnose: setup
+	@$(BIN)/python -m benchmarks.diagnose $(ARGS)
+
+# The memory ladder against two habits and an oracle, on generated failures; the last line is JSON.
+bench-policy: setup
+	@$(BIN)/python -m benchmarks.policy --seed $(or $(SEED),1) $(ARGS)
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
