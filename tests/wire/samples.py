@@ -165,6 +165,8 @@ statuses = st.builds(
     leaking=st.booleans(),
     available_bytes=sizes,
     total_bytes=sizes,
+    baseline_bytes=sizes,
+    lowest_bytes=sizes,
     pressure_percent=percents,
     version=labels,
 )

@@ -68,16 +68,18 @@ def replay(document: dict[str, Any]) -> list[Again]:
         raise UnusableError(
             "the file has no recorded decisions; make it with: sparkctl --json incidents show N > FILE"
         )
-    recorded = {entry.get("generation"): entry for entry in remedies}
-    return [_again(entry, recorded) for entry in judged]
+    left = list(remedies)
+    return [_again(entry, left) for entry in judged]
 
 
-def _again(entry: dict[str, Any], recorded: dict[int, dict[str, Any]]) -> Again:
+def _again(entry: dict[str, Any], left: list[dict[str, Any]]) -> Again:
+    """Make a decision again; its record is the first that is left of its generation."""
     try:
         case = TypeAdapter(Case).validate_python(entry["case"])
         policy = TypeAdapter(Policy).validate_python(entry["policy"])
-        then = _then(recorded[case.generation])
-    except (ValidationError, KeyError, TypeError) as error:
+        index = next(i for i, remedied in enumerate(left) if remedied.get("generation") == case.generation)
+        then = _then(left.pop(index))
+    except (ValidationError, KeyError, TypeError, StopIteration) as error:
         where = str(error).partition("\n")[0]
         raise UnusableError(f"a recorded decision cannot be understood ({where})") from error
     return Again(case.generation, then, _now(*decide(case, policy)))

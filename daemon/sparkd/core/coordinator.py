@@ -114,7 +114,7 @@ def _obey(turn: Turn) -> None:
 
 def _rest(turn: Turn, reason: str) -> None:
     """Somebody is at work here: watch and report until he says that sparkd may go on."""
-    turn.set_lead(pause_wanted=True)
+    turn.set_lead(pause_wanted=True, asked_pause=True)
     if turn.lead.phase is Phase.SERVING:
         turn.set_lead(paused_from=Phase.WAITING)
         turn.move(Phase.PAUSED, reason)
@@ -149,7 +149,7 @@ def _waiting(turn: Turn) -> None:
     _tell_waiting(turn, reasons)
     if reasons:
         return
-    if nodes := leaking(turn):
+    if not turn.lead.leaks_forgiven and (nodes := leaking(turn)):
         names = ", ".join(nodes)
         incident.escalate(turn, f"memory is lost with every start on {names}", f"reboot {names}")
     elif unclean.admit(turn):
@@ -227,14 +227,17 @@ STARTED_ANEW = "started anew by the operator: the asked settings are tried once"
 def _climb(turn: Turn) -> None:
     """Leave degraded settings for the asked ones, where the operator wants it, in a quiet moment."""
     lead, policy = turn.lead, turn.policy
-    if policy.climb_after_s <= 0 or lead.settings == policy.settings or lead.proven is None:
+    if policy.climb_after_s <= 0 or lead.settings == policy.settings or lead.proven is None or lead.climbed:
         return
+    if lead.watch.engine is None or lead.watch.engine.running is None:
+        return  # nobody knows whether it is quiet
     quiet_at_s = max(lead.phase_since_s + policy.climb_after_s, lead.watch.busy_at_s + policy.climb_idle_s)
     if lead.watch.outstanding_since_s is None and turn.due(quiet_at_s):
         reason = (
             f"climbing back: nobody has asked for {policy.climb_idle_s:g} s, the asked settings are tried"
         )
         _try_asked(turn, reason)
+        turn.set_lead(climbed=True)
         turn.move(Phase.FENCING, reason)
 
 

@@ -40,18 +40,18 @@ def decide(case: Case, policy: Policy) -> tuple[Diagnosis, Remedy]:
     """Return the cause and what follows from it."""
     diagnosis = judge(case.evidence)
     chosen = remedy.choose(diagnosis, case.facts, policy, case.at_s)
-    return diagnosis, _weighed(case, diagnosis, chosen, policy)
+    return diagnosis, weighed(case, diagnosis, chosen, policy)
 
 
-def _weighed(case: Case, diagnosis: Diagnosis, chosen: Remedy, policy: Policy) -> Remedy:
+def weighed(case: Case, diagnosis: Diagnosis, chosen: Remedy, policy: Policy) -> Remedy:
     """Fit the remedy into what went before: a trial falls back to what worked, a slow retry ends at once."""
+    if case.trial and chosen.memory and case.proven not in (None, case.facts.settings):
+        text = "the asked settings failed again: back to those that served before"
+        wait_s = restart.backoff(case.facts.failures, policy)
+        chosen = Remedy(Action.RELAUNCH, case.proven or chosen.settings, text, backoff_s=wait_s, memory=True)
     if chosen.action is not Action.RELAUNCH:
         return chosen
-    memory = diagnosis.cause in remedy.MEMORY
-    if case.trial and memory and case.proven is not None:
-        text = "the asked settings failed again: back to those that served before"
-        chosen = replace(chosen, settings=case.proven, explanation=text)
-    elif case.retrying and not memory:
+    if case.retrying and not chosen.memory:
         text = f"{diagnosis.cause}: trying again by itself did not help either"
         return replace(chosen, action=Action.ESCALATE, explanation=text, needs=diagnosis.advice or text)
     seed = f"{policy.shared_digest}/{case.generation}"

@@ -216,21 +216,29 @@ def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
         turn.set_lead(pause_wanted=True)
     if event.verb in (ev.Verb.START, ev.Verb.RESUME):
         turn.set_lead(needs="", spent=(), streak=0, retrying=False, retry_at_s=None, unclean=0, failed=())
+        turn.set_lead(climbed=False, leaks_forgiven=True)
 
 
 _RUN = {
     "target": True,
     "asked_target": True,
     "pause_wanted": False,
+    "asked_pause": False,
     "restart_wanted": True,
     "stop_wanted": False,
     "shutdown": False,
 }
 _ASKED: dict[ev.Verb, dict[str, bool]] = {
     ev.Verb.START: _RUN,
-    ev.Verb.STOP: {"target": False, "asked_target": False, "pause_wanted": False, "stop_wanted": True},
-    ev.Verb.PAUSE: {"pause_wanted": True},
-    ev.Verb.RESUME: {"pause_wanted": False, "restart_wanted": True},
+    ev.Verb.STOP: {
+        "target": False,
+        "asked_target": False,
+        "pause_wanted": False,
+        "asked_pause": False,
+        "stop_wanted": True,
+    },
+    ev.Verb.PAUSE: {"pause_wanted": True, "asked_pause": True},
+    ev.Verb.RESUME: {"pause_wanted": False, "asked_pause": False, "restart_wanted": True},
     ev.Verb.SHUTDOWN: {"target": False, "pause_wanted": False, "stop_wanted": True, "shutdown": True},
 }
 

@@ -144,14 +144,20 @@ def _decide(turn: Turn) -> None:
 
 
 def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:
+    failures = max(incident.failures, turn.lead.streak)
+    return case_of(turn, _evidence(turn, failure), failures, incident.causes)
+
+
+def case_of(turn: Turn, evidence: Evidence, failures: int, causes: tuple[str, ...] = ()) -> Case:
+    """Return what a decision would use now, for *evidence* and so many failures in a row."""
     lead, member = turn.lead, turn.member
     facts = remedy.Facts(
         settings=lead.settings,
-        failures=max(incident.failures, lead.streak),
+        failures=failures,
         spent=lead.spent,
-        kv_cache_bytes=failure.kv_cache_bytes,
+        kv_cache_bytes=lead.watch.kv_cache_bytes,
         total_bytes=member.memory.total_bytes if member.memory else None,
-        causes=incident.causes,
+        causes=causes,
         baseline_bytes=member.baseline_bytes,
         lowest_available_bytes=member.lowest_bytes,
         loading_available_bytes=lead.watch.loading_available_bytes,
@@ -159,16 +165,25 @@ def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:
         request_tokens=lead.watch.request_tokens,
         request_kv_bytes=lead.watch.request_kv_bytes,
         failed=lead.failed,
+        nodes=_memories(turn),
     )
     return Case(
-        evidence=_evidence(turn, failure),
+        evidence=evidence,
         facts=facts,
-        generation=failure.generation,
+        generation=lead.generation,
         at_s=turn.now,
         trial=lead.trial,
         proven=lead.proven,
         retrying=lead.retrying,
     )
+
+
+def _memories(turn: Turn) -> tuple[remedy.NodeMemory, ...]:
+    member = turn.member
+    total = member.memory.total_bytes if member.memory else None
+    own = remedy.NodeMemory(turn.state.node, total, member.baseline_bytes, member.lowest_bytes)
+    peers = [(peer.node, peer.status) for peer in turn.state.peers if peer.status is not None]
+    return (own, *(remedy.NodeMemory(n, s.total_bytes, s.baseline_bytes, s.lowest_bytes) for n, s in peers))
 
 
 def _evidence(turn: Turn, failure: Failure) -> Evidence:
@@ -224,8 +239,10 @@ def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
         ),
         settings=chosen.settings,
     )
-    if diagnosis.cause in remedy.MEMORY and chosen.settings != lead.settings:
-        give_up(turn, lead.settings)
+    if chosen.settings != lead.settings:
+        turn.set_lead(trial=False)
+        if chosen.memory:
+            give_up(turn, lead.settings)
     _follow(turn, diagnosis, chosen)
 
 
@@ -241,7 +258,7 @@ def _follow(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
         escalate(turn, chosen.explanation, chosen.needs, may_pass=_may_pass(diagnosis))
         return
     spent = restart.spend(diagnosis.cause, turn.lead.spent, turn.policy, turn.now)
-    turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s, trial=False)
+    turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s)
     turn.move(Phase.BACKING_OFF, f"{diagnosis.cause}: {chosen.explanation}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkd.core.context import context_to_keep
 from sparkd.core.records import Kept, KeptChanged
 from sparkd.core.turn import Turn
 
@@ -10,7 +11,7 @@ def served(turn: Turn) -> None:
     """Serving has lasted: the row of failures is over, and these settings are the last known good ones."""
     lead = turn.lead
     if (lead.streak, lead.retrying, lead.unclean, lead.trial) != (0, False, 0, False):
-        turn.set_lead(streak=0, retrying=False, unclean=0, trial=False)
+        turn.set_lead(streak=0, retrying=False, unclean=0, trial=False, climbed=False)
     if lead.proven != lead.settings:
         turn.set_lead(proven=lead.settings)
 
@@ -19,14 +20,14 @@ def keep(turn: Turn) -> None:
     """Note what is kept where it changed."""
     lead = turn.lead
     kept = Kept(
-        context=turn.policy.context,
+        context=context_to_keep(lead.kept.context, turn.policy.context),
         proven=lead.proven,
         spent=tuple(cause for cause, _ in lead.spent),
         silences=lead.silences,
         forgiven=lead.forgiven,
         unclean=lead.unclean,
         target=lead.asked_target,
-        paused=lead.pause_wanted and not turn.policy.observe_only,
+        paused=lead.asked_pause,
     )
     if kept != lead.kept:
         turn.set_lead(kept=kept)

@@ -38,6 +38,7 @@ def begin(turn: Turn) -> None:
         failure=None,
         waiting=(),
         needs="",
+        leaks_forgiven=False,
         launched_at_s=turn.now,
     )
     turn.move(Phase.FORMING, "every node is fenced")

@@ -7,12 +7,11 @@ is alive here. It never restarts anything by itself: an exit is reported, and th
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
+from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.phases import ENGINE
-from sparkd.core.policy import Policy
 from sparkd.core.records import MemberRan, MemberRested, UnitChanged
 from sparkd.core.state import Unit
 from sparkd.core.turn import Turn
@@ -33,6 +32,9 @@ def decide(turn: Turn) -> None:
     _note_memory_back(turn)
     _check_model(turn)
     _leave(turn)
+
+
+OBSERVES = "its sparkd only observes (recovery.observe_only)"
 
 
 def alive(turn: Turn) -> tuple[Unit, ...]:
@@ -57,6 +59,8 @@ def find_unit(turn: Turn, unit: UnitName, generation: int) -> Unit | None:
 def _sweep(turn: Turn) -> None:
     member = turn.member
     if turn.policy.observe_only:
+        if member.not_ready != OBSERVES:
+            turn.set_member(ready=False, not_ready=OBSERVES)
         return  # to look for leftovers is to end them
     if not member.swept and not member.sweeping and turn.due(member.sweep_after_s):
         turn.set_member(sweeping=True)
@@ -149,22 +153,8 @@ def _begin_run(turn: Turn, generation: int) -> None:
         lowest_bytes=available,
         ran=True,
         returned=returned,
-        leaking=_leaks(returned, turn.policy),
+        leaking=leaks(returned, turn.policy),
     )
-
-
-LEAK_LEAST_BYTES = 1 << 28
-"""A smaller fall from one start to the next is the system's own coming and going."""
-LEAK_SPREAD = 3
-"""Falls of one leak resemble each other; a single large one is another program that took memory."""
-
-
-def _leaks(returned: tuple[int, ...], policy: Policy) -> bool:
-    """Whether every start finds less than the one before, by falls of one kind, a tolerance in all."""
-    falls = sorted(before - after for before, after in pairwise(returned))
-    if len(returned) < policy.leak_cycles or falls[0] < LEAK_LEAST_BYTES:
-        return False
-    return sum(falls) > policy.memory_tolerance_bytes and falls[-1] <= LEAK_SPREAD * falls[len(falls) // 2]
 
 
 def _take_back_answers(turn: Turn, generation: int) -> None:
@@ -228,7 +218,12 @@ def _memory_is_back(turn: Turn) -> bool:
 def _check_model(turn: Turn) -> None:
     """What a launch needs is checked while nothing runs; a serving engine is left in peace."""
     member = turn.member
-    if alive(turn) or member.leaving or not turn.due(member.checked_at_s + turn.policy.model_check_s):
+    if (
+        turn.policy.observe_only
+        or alive(turn)
+        or member.leaving
+        or not turn.due(member.checked_at_s + turn.policy.model_check_s)
+    ):
         return
     turn.set_member(checked_at_s=turn.now)
     turn.order(CheckModel())

@@ -153,7 +153,7 @@ def _peer_missing(turn: Turn, peer: Peer) -> list[str]:
     if status.shared_digest != turn.policy.shared_digest:
         return [f"{peer.node}: its configuration differs from this node's (compare the files)"]
     if not status.swept:
-        return [f"{peer.node}: looking for processes of an earlier daemon"]
+        return [f"{peer.node}: {status.not_ready or 'looking for processes of an earlier daemon'}"]
     if status.refused is not None and status.refused in ("plan_differs", "rendering_changed"):
         return [f"{peer.node}: refuses the plan: {status.refused}"]
     if any(unit.state is not UnitState.GONE for unit in status.units):

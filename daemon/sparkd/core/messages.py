@@ -123,11 +123,13 @@ class MemberStatus:
     leaking: bool = False
     available_bytes: int | None = None
     total_bytes: int | None = None
+    baseline_bytes: int | None = None
+    lowest_bytes: int | None = None
     pressure_percent: float | None = None
     version: str = ""
 
 
-_MOVING = ("available_bytes", "total_bytes", "pressure_percent")
+_MOVING = ("available_bytes", "total_bytes", "lowest_bytes", "pressure_percent")
 _level = attrgetter(*(f.name for f in fields(MemberStatus) if f.name not in _MOVING))
 
 

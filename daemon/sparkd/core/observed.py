@@ -114,7 +114,10 @@ def engine(turn: Turn, event: ev.EngineObserved) -> None:
         "token_at_s": turn.now if grew else before.token_at_s,
         "canary_misses": 0 if grew else before.canary_misses,
         "outstanding_since_s": since_s,
-        "busy_at_s": turn.now if busy or (grew and not _is_canary(turn, before)) else before.busy_at_s,
+        # What is unknown is not quiet.
+        "busy_at_s": turn.now
+        if busy or not known or (grew and not _is_canary(turn, before))
+        else before.busy_at_s,
     }
     turn.wake_for(Concern.PROBE, watch.next_engine_s(turn))
     if _same_engine(before, event, since_s, grew=grew):

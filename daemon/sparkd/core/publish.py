@@ -86,6 +86,8 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         leaking=member.leaking,
         available_bytes=memory.available_bytes if memory else None,
         total_bytes=memory.total_bytes if memory else None,
+        baseline_bytes=member.baseline_bytes,
+        lowest_bytes=member.lowest_bytes,
         pressure_percent=memory.pressure_percent if memory else None,
         version=version,
     )

@@ -43,6 +43,23 @@ SILENT = "host_memory_pressure"
 UNDECIDED = ("unknown", "killed_unspecified", "engine_dead_unspecified")
 
 
+PROVEN = 0.9
+"""Confidence from which a cause is taken for proven: a mere suggestion must not end the trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """What is known of one node's memory, bytes; None = unknown.
+
+    Attributes: total_bytes; baseline_bytes before the launch; lowest_available_bytes since.
+    """
+
+    node: str
+    total_bytes: int | None = None
+    baseline_bytes: int | None = None
+    lowest_available_bytes: int | None = None
+
+
 class Action(StrEnum):
     """What follows a failed generation."""
 
@@ -52,7 +69,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a remedy may use beside the diagnosis. `causes`: of the earlier failures of this incident."""
+    """What a remedy may use beside the diagnosis.
+
+    `causes`: of the earlier failures of this incident; `nodes`: every node's memory, the guilty one's counts.
+    """
 
     settings: Settings
     failures: int
@@ -67,29 +87,36 @@ class Facts:
     weights_bytes: int | None = None
     loading_available_bytes: int | None = None
     failed: tuple[Settings, ...] = ()
+    nodes: tuple[NodeMemory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change and do. `needs`: what only a person can do, when it escalates."""
+    """What to change and do.
+
+    `needs`: what only a person can do, when it escalates; `memory`: the failure counts as one of memory.
+    """
 
     action: Action
     settings: Settings
     explanation: str
     backoff_s: float = 0.0
     needs: str = ""
+    memory: bool = False
 
 
 def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Remedy:
     """Return the remedy for *diagnosis* and its reason."""
     cause = diagnosis.cause
+    facts = _at(facts, diagnosis.node)
     if cause in MEMORY:
         return _memory(diagnosis, facts, policy)
     # A start that takes longer than the window allows still may not be tried for ever.
     used = max(spent_on(cause, facts.spent, policy, now), facts.causes.count(cause))
-    if cause in UNDECIDED:
+    permanent = cause_info(cause).permanent
+    if cause in UNDECIDED or (permanent and diagnosis.confidence < PROVEN):
         return _undecided(diagnosis, facts, policy, used)
-    if cause_info(cause).permanent:
+    if permanent:
         return _escalate(facts, diagnosis, f"{cause} does not go away by a restart")
     if used >= policy.transient_budget:
         text = f"{used} relaunches for {cause} did not help"
@@ -103,12 +130,26 @@ def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
     lowered = _one_step(diagnosis, facts, policy)
     if lowered is None:
         return _at_the_floor(diagnosis, facts, policy)
-    return _relaunch(facts, policy, *lowered)
+    return replace(_relaunch(facts, policy, *lowered), memory=True)
+
+
+def _at(facts: Facts, node: str | None) -> Facts:
+    """Return the facts with the memory of the guilty node; where nobody is known, of the emptiest."""
+    known = [n for n in facts.nodes if n.lowest_available_bytes is not None and node in {None, n.node}]
+    if not known:
+        return facts
+    emptiest = min(known, key=lambda n: (n.lowest_available_bytes or 0, n.node))
+    return replace(
+        facts,
+        total_bytes=emptiest.total_bytes or facts.total_bytes,
+        baseline_bytes=emptiest.baseline_bytes,
+        lowest_available_bytes=emptiest.lowest_available_bytes,
+    )
 
 
 def _at_the_floor(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
     needs = diagnosis.advice or cause_info(diagnosis.cause).advice or ladder.end_of(diagnosis, policy)
-    return Remedy(Action.ESCALATE, facts.settings, AT_THE_FLOOR, needs=needs)
+    return Remedy(Action.ESCALATE, facts.settings, AT_THE_FLOOR, needs=needs, memory=True)
 
 
 def _known(facts: Facts) -> Known:
@@ -148,7 +189,7 @@ def _silent_kill(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
         return _at_the_floor(diagnosis, facts, policy)
     left = gib(facts.lowest_available_bytes or 0)
     text = f"nothing says who ended it, but only {left} were available on the node: {lowered[1]}"
-    return _relaunch(facts, policy, lowered[0], text)
+    return replace(_relaunch(facts, policy, lowered[0], text), memory=True)
 
 
 def _exhausted(facts: Facts, policy: Policy) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
+from sparkd.core.context import same_context
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen
+from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
@@ -198,16 +200,19 @@ class Incident:
 class Coordinator:
     """What only the head has: the engine's phase, the intent, the incident, the budgets.
 
-    `asked_target`: what a person said last, None = nothing; `streak`: failures in a row since a generation
-    last served for the cooldown; `trial`: the settings in force are tried although others are proven;
-    `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the settings that served
-    last; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all this.
+    `asked_target`, `asked_pause`: what a person said last, None = nothing; `climbed`: the asked settings were
+    tried in a quiet moment already; `leaks_forgiven`: a person wants one more try; `streak`: failures in a
+    row since a generation last served for the cooldown; `trial`: the settings in force are tried although
+    others are proven; `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the
+    settings that served last; `failed`: those that were given up for a memory reason; `kept`: what is on disk
+    of all this.
     """
 
     phase: Phase = Phase.IDLE
     phase_since_s: float = 0.0
     target: bool = True
     asked_target: bool | None = None
+    asked_pause: bool = False
     epoch: int = 0
     generation: int = 0
     seq: int = 0
@@ -230,6 +235,8 @@ class Coordinator:
     paused_from: Phase = Phase.IDLE
     streak: int = 0
     trial: bool = False
+    climbed: bool = False
+    leaks_forgiven: bool = False
     retry_at_s: float | None = None
     retrying: bool = False
     failed: tuple[Settings, ...] = ()
@@ -280,7 +287,8 @@ class State:
 class Remembered:
     """What survives a restart of the daemon, read from disk before the first step.
 
-    `unclean_generation`: what ran when an earlier boot ended; `returned`: as in `Member`, of this boot.
+    `unclean_generation`: what ran when an earlier boot ended; `returned`: as in `Member`, of this boot;
+    `unrested`: something ran in this boot and has not been noted as resting.
     """
 
     seen: Stamp = NO_STAMP
@@ -290,6 +298,7 @@ class Remembered:
     kept: Kept = field(default_factory=Kept)
     unclean_generation: int = 0
     returned: tuple[int, ...] = ()
+    unrested: bool = False
 
 
 def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -> State:
@@ -297,6 +306,8 @@ def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -
     member = Member(
         unclean_generation=remembered.unclean_generation,
         returned=remembered.returned,
+        leaking=leaks(remembered.returned, policy),
+        ran=remembered.unrested,
     )
     return State(
         node=policy.node,
@@ -312,12 +323,13 @@ def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -
 def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordinator:
     """Take over what was kept, as far as it still says something; budgets count on from now."""
     kept = remembered.kept
-    valid = kept.context == policy.context
+    valid = same_context(kept.context, policy.context)
     settings = settings_in_force(remembered if valid else Remembered(), policy)
     return Coordinator(
         phase_since_s=now,
         target=policy.autostart if kept.target is None else kept.target,
         asked_target=kept.target,
+        asked_pause=kept.paused,
         settings=settings,
         incidents=remembered.incidents,
         spent=tuple((cause, now) for cause in kept.spent),

@@ -8,9 +8,10 @@ so many in a row, and nothing is started any more.
 from __future__ import annotations
 
 from sparkd.core import incident, remedy
+from sparkd.core.decision import weighed
 from sparkd.core.records import Remedied, SettingsAdopted, Times
 from sparkd.core.turn import Turn
-from sparkd.signals.model import Diagnosis
+from sparkd.signals.model import Diagnosis, Evidence
 
 
 def admit(turn: Turn) -> bool:
@@ -38,11 +39,9 @@ def _newest(turn: Turn) -> tuple[str, int]:
 
 def _step_down(turn: Turn, node: str, reason: str) -> None:
     lead = turn.lead
-    sample = turn.member.memory
-    total = sample.total_bytes if sample else None
-    facts = remedy.Facts(lead.settings, 1, (), lead.watch.kv_cache_bytes, total)
-    assumed = Diagnosis("uma_host_exhaustion", None, node, False, 0.5, reason)
-    chosen = remedy.choose(assumed, facts, turn.policy, turn.now)
+    assumed = Diagnosis("uma_host_exhaustion", None, node, False, 1.0, reason)
+    case = incident.case_of(turn, Evidence(), 1)
+    chosen = weighed(case, assumed, remedy.choose(assumed, case.facts, turn.policy, turn.now), turn.policy)
     known = Diagnosis("unknown", None, node, None, 0.0, reason)
     number = lead.incident.number if lead.incident is not None else 0
     text = f"counts as a memory failure: {chosen.explanation}"

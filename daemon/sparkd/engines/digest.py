@@ -47,16 +47,17 @@ def node_digest(units: Iterable[Rendered]) -> str:
 
 
 def context_of(spec: EngineSpec, nodes: Sequence[NodeSpec], kernel: str, driver: str) -> str:
-    """Return the digest of what memory settings and paces are learned with; another one voids them."""
-    return _sha256(
+    """Return what settings and paces are learned with (`core.context`); an empty *driver* is unknown."""
+    engine = _sha256(
         {
             "model": spec.model,
-            "versions": (spec.vllm_version, spec.ray_version, kernel, driver),
+            "versions": (spec.vllm_version, spec.ray_version, kernel),
             "sizes": (spec.backend, spec.device, spec.tensor_parallel, spec.pipeline_parallel),
             "nodes": [node.name for node in nodes],
             "arguments": spec.extra_args,
         }
     )
+    return f"{engine[:16]}/{_sha256(driver)[:16] if driver else '?'}"
 
 
 def _sha256(value: object) -> str:

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkd.core import fence, launch, remedy, restart
+from sparkd.core.decision import weighed
+from sparkd.core.incident import case_of
 from sparkd.core.membership import missing, unproven
 from sparkd.core.phases import ENGINE, LIVE
 from sparkd.core.policy import Policy
 from sparkd.core.state import Coordinator, State
 from sparkd.core.turn import Turn
 from sparkd.core.watch import outstanding_since_s
-from sparkd.signals.model import Diagnosis
+from sparkd.signals.model import Diagnosis, Evidence
 from sparkd.words import Phase
 
 VERSION = 1
@@ -180,19 +182,10 @@ _WAITS: dict[Phase, Callable[[Turn], Wait]] = {
 
 def _if_memory(turn: Turn) -> str:
     """Return what would follow if the generation failed now for memory, as far as it can be said before."""
-    lead, member = turn.lead, turn.member
-    total = member.memory.total_bytes if member.memory else None
-    facts = remedy.Facts(
-        settings=lead.settings,
-        failures=1,
-        spent=(),
-        kv_cache_bytes=lead.watch.kv_cache_bytes,
-        total_bytes=total,
-        baseline_bytes=member.baseline_bytes,
-        failed=lead.failed,
-    )
+    lead = turn.lead
     assumed = Diagnosis("uma_host_exhaustion", lead.phase, None, False, 1.0, "assumed")
-    chosen = remedy.choose(assumed, facts, turn.policy, turn.now)
+    case = case_of(turn, Evidence(), lead.streak + 1, lead.incident.causes if lead.incident else ())
+    chosen = weighed(case, assumed, remedy.choose(assumed, case.facts, turn.policy, turn.now), turn.policy)
     return chosen.explanation if chosen.action is remedy.Action.RELAUNCH else f"give up: {chosen.explanation}"
 
 

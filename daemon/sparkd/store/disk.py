@@ -82,6 +82,7 @@ class DiskStore:
             kept=recalled.kept,
             unclean_generation=recalled.unclean_generation,
             returned=recalled.returned,
+            unrested=recalled.unrested,
         )
 
     async def append(self, records: Sequence[Record]) -> None:

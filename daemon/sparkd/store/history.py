@@ -68,6 +68,7 @@ class Recalled:
     asked: Settings | None = None
     kept: Kept = field(default_factory=Kept)
     unclean_generation: int = 0
+    unrested: bool = False
     returned: tuple[int, ...] = ()
     highest: Stamp = NO_STAMP
     note: str = ""
@@ -125,6 +126,7 @@ class History:
             asked=settings_from(learned.get("asked")),
             kept=kept_from(_parsed(facts.get("kept"))),
             unclean_generation=_unclean(_parsed(facts.get("ran")), self._boot),
+            unrested=_unrested(_parsed(facts.get("ran")), self._boot),
             returned=_returned(_parsed(facts.get("ran")), self._boot),
             highest=Stamp(int(stamp.get("epoch", 0)), int(stamp.get("generation", 0))),
             note=self.take_note(),
@@ -246,6 +248,11 @@ def _unclean(ran: dict[str, Any], boot: str) -> int:
     """Return the generation that ran when another boot ended, 0 = none."""
     over = ran.get("resting", True) or ran.get("boot") == boot
     return 0 if over else int(ran.get("generation", 0))
+
+
+def _unrested(ran: dict[str, Any], boot: str) -> bool:
+    """Return whether something ran in this boot that was not noted as resting."""
+    return not ran.get("resting", True) and ran.get("boot") == boot
 
 
 def _returned(ran: dict[str, Any], boot: str) -> tuple[int, ...]:

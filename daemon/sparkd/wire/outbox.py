@@ -44,7 +44,9 @@ class Outbox:
         if isinstance(message, Report):
             return self._put_one_of(kind, f"{kind} {message.first_seq}", message)
         if isinstance(message, IncidentNotice):
-            return self._put_one_of(kind, f"{kind} {message.incident} {message.state}", message)
+            return self._put_one_of(
+                kind, f"{kind} {message.incident} {message.generation} {message.state}", message
+            )
         if kind in RETAINED:
             self._retained[kind] = message
         if kind is not Kind.TELEMETRY or self._up:

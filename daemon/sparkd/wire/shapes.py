@@ -166,6 +166,8 @@ STATUS = shape(
         "leaking": flag(),
         "available_bytes": BYTES,
         "total_bytes": BYTES,
+        "baseline_bytes": BYTES,
+        "lowest_bytes": BYTES,
         "pressure_percent": PERCENT,
         "version": LABEL,
     },
