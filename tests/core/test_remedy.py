@@ -143,3 +143,47 @@ def test_what_the_daemon_hands_over_is_known() -> None:
 
     assert names <= {field.name for field in fields(Facts)}
     assert {"settings", "kv_cache_bytes", "total_bytes", "causes", "baseline_bytes", "failed"} <= names
+
+
+def too_little_free(free_gib: float) -> Diagnosis:
+    return diagnosed(
+        "startup_free_memory_too_low", Phase.INIT_DISTRIBUTED, free_bytes=free_gib * GIB, total_bytes=TOTAL
+    )
+
+
+def test_memory_that_others_hold_is_waited_for_and_no_setting_is_burnt() -> None:
+    for used in range(POLICY.transient_budget):
+        spent = tuple(("startup_free_memory_too_low", 0.0) for _ in range(used))
+        chosen = remedy.choose(too_little_free(35.4), facts(spent=spent), POLICY, 1.0)
+        assert (chosen.action, chosen.settings) == (Action.RELAUNCH, Settings())
+        assert "something else holds the memory" in chosen.explanation
+
+    spent = tuple(("startup_free_memory_too_low", 0.0) for _ in range(POLICY.transient_budget))
+    chosen = remedy.choose(too_little_free(35.4), facts(spent=spent), POLICY, 1.0)
+    assert chosen.action is Action.ESCALATE
+    assert chosen.needs.startswith("end what holds the memory of spark-a (only 35.4 GiB were free)")
+
+
+def test_weights_that_do_not_fit_into_what_is_free_are_no_matter_of_the_share() -> None:
+    chosen = remedy.choose(too_little_free(70.0), facts(weights_bytes=72 * GIB), POLICY, 1.0)
+    assert chosen.settings == Settings()
+    fits = remedy.choose(too_little_free(100.0), facts(weights_bytes=72 * GIB), POLICY, 1.0)
+    assert fits.settings.gpu_memory_utilization < 0.9
+
+
+def test_a_mere_suggestion_of_a_permanent_cause_does_not_end_the_trying() -> None:
+    suggested = replace(diagnosed("disk_full"), confidence=0.6)
+    assert remedy.choose(suggested, facts(), POLICY, 0.0).action is Action.RELAUNCH
+    assert remedy.choose(diagnosed("disk_full"), facts(), POLICY, 0.0).action is Action.ESCALATE
+
+
+def test_the_emptiest_nodes_memory_counts_where_nobody_is_known() -> None:
+    nodes = (
+        remedy.NodeMemory("spark-a", TOTAL, TOTAL, 60 * GIB),
+        remedy.NodeMemory("spark-b", TOTAL, TOTAL, GIB),
+    )
+    killed = replace(diagnosed("killed_unspecified"), node=None)
+    silent = remedy.choose(killed, facts(nodes=nodes), POLICY, 0.0)
+    assert silent.memory
+    other = remedy.choose(replace(killed, node="spark-a"), facts(nodes=nodes), POLICY, 0.0)
+    assert not other.memory

@@ -255,16 +255,16 @@ def give_up(turn: Turn, settings: Settings) -> None:
 
 def _follow(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
     if chosen.action is remedy.Action.ESCALATE:
-        escalate(turn, chosen.explanation, chosen.needs, may_pass=_may_pass(diagnosis))
+        escalate(turn, chosen.explanation, chosen.needs, may_pass=_may_pass(diagnosis, chosen))
         return
     spent = restart.spend(diagnosis.cause, turn.lead.spent, turn.policy, turn.now)
     turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s)
     turn.move(Phase.BACKING_OFF, f"{diagnosis.cause}: {chosen.explanation}")
 
 
-def _may_pass(diagnosis: Diagnosis) -> bool:
+def _may_pass(diagnosis: Diagnosis, chosen: remedy.Remedy) -> bool:
     """Return whether time alone may end it: neither a setting that failed nor what a person has to mend."""
-    return diagnosis.cause not in remedy.MEMORY and not cause_info(diagnosis.cause).permanent
+    return not chosen.memory and not cause_info(diagnosis.cause).permanent
 
 
 def escalate(turn: Turn, why: str, needs: str, *, may_pass: bool = False) -> None:

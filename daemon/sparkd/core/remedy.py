@@ -109,10 +109,12 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     """Return the remedy for *diagnosis* and its reason."""
     cause = diagnosis.cause
     facts = _at(facts, diagnosis.node)
-    if cause in MEMORY:
-        return _memory(diagnosis, facts, policy)
     # A start that takes longer than the window allows still may not be tried for ever.
     used = max(spent_on(cause, facts.spent, policy, now), facts.causes.count(cause))
+    if _held_by_others(diagnosis, facts, policy):
+        return _wait_for_others(diagnosis, facts, policy, used)
+    if cause in MEMORY:
+        return _memory(diagnosis, facts, policy)
     permanent = cause_info(cause).permanent
     if cause in UNDECIDED or (permanent and diagnosis.confidence < PROVEN):
         return _undecided(diagnosis, facts, policy, used)
@@ -131,6 +133,27 @@ def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
     if lowered is None:
         return _at_the_floor(diagnosis, facts, policy)
     return replace(_relaunch(facts, policy, *lowered), memory=True)
+
+
+def _held_by_others(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> bool:
+    """Whether so little was free at the start that no allowed share could hold the model: it is not ours."""
+    free, total = diagnosis.quantity("free_bytes"), diagnosis.quantity("total_bytes")
+    if diagnosis.cause != "startup_free_memory_too_low" or free is None or not total:
+        return False
+    floors = policy.floors
+    least = max(floors.gpu_memory_utilization * total, (facts.weights_bytes or 0) + floors.kv_cache_bytes)
+    return free < least
+
+
+def _wait_for_others(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
+    """No setting helps, but what holds the memory may end: tried again unchanged, within a budget."""
+    free = gib(diagnosis.quantity("free_bytes") or 0)
+    if used < policy.transient_budget:
+        text = f"only {free} were free, less than any allowed share: something else holds the memory"
+        return _relaunch(facts, policy, facts.settings, f"{text}; tried again unchanged")
+    where = diagnosis.node or "the node"
+    needs = f"end what holds the memory of {where} (only {free} were free), then sparkctl start"
+    return Remedy(Action.ESCALATE, facts.settings, f"{used} relaunches found no more memory", needs=needs)
 
 
 def _at(facts: Facts, node: str | None) -> Facts:
