@@ -1,15 +1,17 @@
 """`sparkctl diagnose`: the root cause in any logs, without a daemon.
 
 Exit status: 0 = nothing wrong found (a clean stop is nothing wrong), 1 = a cause found, or a failure
-without one, 2 = nothing usable was given. With --batch: 0 = answered, 2 = no line of the batch was usable.
+without one, 2 = nothing usable was given, or nothing wrong was found but not everything could be read.
+With --batch: 0 = answered, 2 = no line of the batch was usable.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from typing import Any
 from sparkd.cli.diagnose_text import HEALTHY, diagnosis_text, document
 from sparkd.cli.layout import safe
 from sparkd.cli.reading import Diagnoser, NamedLog
-from sparkd.intake.files import STDIN, UnusableError, expand
+from sparkd.intake.files import STDIN, Unread, UnusableError, expand
+from sparkd.intake.opening import opened
 from sparkd.intake.signature_files import FOLDER, with_site_signatures
 from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 
@@ -32,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
             return _batch(diagnoser, options)
         return _files(diagnoser, options)
     except UnusableError as error:
-        print(f"sparkctl: {error}", file=sys.stderr)
+        print(f"sparkctl: {safe(str(error))}", file=sys.stderr)
         return UNUSABLE
 
 
@@ -42,29 +45,33 @@ def site_catalogue(folder: Path | None) -> Catalogue:
         raise UnusableError(f"--signatures {folder}: no such folder")
     catalogue, problems = with_site_signatures(packaged_catalogue(), folder or FOLDER)
     for problem in problems:
-        print(f"sparkctl: left out: {problem}", file=sys.stderr)
+        print(f"sparkctl: left out: {safe(problem)}", file=sys.stderr)
     return catalogue
 
 
 def _files(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
-    named = dict(_named(option) for option in options.node)
+    named = _nodes(options.node)
     names = [*dict.fromkeys([*options.files, *named])]
-    if not names and sys.stdin.isatty():
+    if not names and sys.stdin is not None and sys.stdin.isatty():
         raise UnusableError("name the logs: sparkctl diagnose FILE…, or - for standard input")
+    unread: list[Unread] = []
     with ExitStack() as stack:
         logs = [
             NamedLog(file, named.get(name))
             for name in names or [STDIN]
-            for file in expand(name, lambda: _scratch(stack))
+            for file in expand(name, lambda: _scratch(stack), unread.append)
         ]
         found = diagnoser.files(logs)
-    for trouble in filter(None, (log.file.trouble for log in logs)):
-        print(f"sparkctl: {trouble}", file=sys.stderr)
+    unread += [log.file.unread for log in logs if log.file.unread is not None]
+    for trouble in unread:
+        print(f"sparkctl: {safe(str(trouble))}", file=sys.stderr)
     if options.json:
-        _tell(document(found, explain=options.explain), indent=2)
+        _tell(document(found, explain=options.explain, unread=unread), indent=2)
     else:
-        print(safe(diagnosis_text(found, explain=options.explain)), flush=True)
-    return HEALTHY_LOGS if found.diagnosis.cause in HEALTHY else CAUSE_FOUND
+        print(safe(diagnosis_text(found, explain=options.explain, unread=unread)), flush=True)
+    if found.diagnosis.cause not in HEALTHY:
+        return CAUSE_FOUND
+    return UNUSABLE if unread else HEALTHY_LOGS
 
 
 def _scratch(stack: ExitStack) -> Path:
@@ -73,16 +80,27 @@ def _scratch(stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkctl-")))
 
 
-def _named(option: str) -> tuple[str, str]:
-    """Return (file, node) of NAME=FILE."""
-    node, mark, file = option.partition("=")
-    if not (node and mark and file):
-        raise UnusableError(f"--node {option}: wanted is NAME=FILE, for example --node spark-a=serve.log")
-    return file, node
+def _nodes(given: Iterable[str]) -> dict[str, str]:
+    """Return the node of each file, of options NAME=FILE."""
+    nodes: dict[str, str] = {}
+    known: dict[str, str] = {}
+    for option in given:
+        node, mark, file = option.partition("=")
+        if not (node and mark and file):
+            raise UnusableError(f"--node {option}: wanted is NAME=FILE, for example --node spark-a=serve.log")
+        if not node.isprintable():
+            raise UnusableError(f"--node {safe(node)}: the name has characters that cannot be printed")
+        if known.setdefault(os.path.realpath(file), node) != node:
+            other = known[os.path.realpath(file)]
+            raise UnusableError(f"--node {node}={file}: it was already named as a log of {other}")
+        nodes[file] = node
+    return nodes
 
 
 def _batch(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
     """Answer each line as it comes: memory is bounded by the longest line."""
+    if options.files or options.node:
+        raise UnusableError("--batch takes its one FILE: further files and --node do not go with it")
     answered = usable = 0
     for line in _lines(options.batch):
         answered += 1
@@ -95,11 +113,8 @@ def _batch(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
 
 
 def _lines(name: str) -> Iterator[bytes]:
-    if name == STDIN:
-        yield from filter(bytes.strip, sys.stdin.buffer)
-        return
     try:
-        with Path(name).open("rb") as file:
+        with opened(name) as file:
             yield from filter(bytes.strip, file)
     except OSError as error:
         raise UnusableError(f"--batch {name}: {error.strerror}") from error
@@ -110,14 +125,28 @@ def _result(diagnoser: Diagnoser, line: bytes, *, explain: bool) -> dict[str, An
         entry = json.loads(line)
     except ValueError as error:
         return {"id": None, "error": f"no JSON: {error}"}
+    except RecursionError:
+        return {"id": None, "error": "no JSON: nested too deeply"}
     if not isinstance(entry, dict):
         return {"id": None, "error": 'wanted is an object {"id": …, "lines": […]}'}
+    identity = _printable(entry.get("id"))
     lines = entry.get("lines")
     lines = lines.split("\n") if isinstance(lines, str) else lines
     if not isinstance(lines, list) or not all(isinstance(text, str) for text in lines):
-        return {"id": entry.get("id"), "error": '"lines" must be a list of texts'}
-    return {"id": entry.get("id"), **document(diagnoser.lines(lines), explain=explain)}
+        return {"id": identity, "error": '"lines" must be a list of texts'}
+    return {"id": identity, **document(diagnoser.lines(lines), explain=explain)}
+
+
+def _printable(identity: object) -> object:
+    """Return an id as it was given; as text where JSON cannot have it (NaN, Infinity)."""
+    try:
+        json.dumps(identity, allow_nan=False)
+    except ValueError:
+        return json.dumps(identity)
+    except RecursionError:
+        return None
+    return identity
 
 
 def _tell(what: dict[str, Any], indent: int | None = None) -> None:
-    print(json.dumps(what, ensure_ascii=False, indent=indent), flush=True)
+    print(json.dumps(what, ensure_ascii=True, allow_nan=False, indent=indent), flush=True)

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkd.cli.would import would
 from sparkd.export.human import words
+from sparkd.intake.files import Unread
 from sparkd.signals.assess import Assessment
 from sparkd.signals.causes import NONE, UNKNOWN
-from sparkd.signals.model import Diagnosis, Quote, Signal
+from sparkd.signals.model import Diagnosis, Quantity, Quote, Signal
 
 QUOTES_MAX = 8
 QUOTE_CHARS_MAX = 240
+UNREAD_MAX = 8
 Document = dict[str, Any]
 HEALTHY = frozenset({NONE, "clean_shutdown"})
 
 
-def diagnosis_text(found: Assessment, *, explain: bool) -> str:
-    """Return Why, Proof and what to do, as for an incident."""
+def diagnosis_text(found: Assessment, *, explain: bool, unread: Sequence[Unread] = ()) -> str:
+    """Return Why, Proof and what to do, as for an incident; and what of the logs it is without."""
     diagnosis = found.diagnosis
-    lines = [_ignored_text(found)] if diagnosis.cause == NONE else _cause_lines(diagnosis)
+    healthy = _ignored_text(found, complete=not unread)
+    lines = [healthy] if diagnosis.cause == NONE else _cause_lines(diagnosis)
+    if unread:
+        lines += ["", *_unread_lines(unread)]
     if explain:
         lines += ["", *_explained(found)]
     return "\n".join(lines)
 
 
-def document(found: Assessment, *, explain: bool = False) -> Document:
+def document(found: Assessment, *, explain: bool = False, unread: Sequence[Unread] = ()) -> Document:
     """Return the result as JSON has it; unknown is null."""
     diagnosis = found.diagnosis
     sparkd, person = would(diagnosis)
@@ -37,7 +43,7 @@ def document(found: Assessment, *, explain: bool = False) -> Document:
         "rank": diagnosis.rank,
         "transient": diagnosis.transient,
         "confidence": diagnosis.confidence,
-        "quantities": {quantity.name: quantity.value for quantity in diagnosis.quantities},
+        "quantities": _numbers(diagnosis.quantities),
         "explanation": diagnosis.explanation,
         "evidence": [_quote(quote) for quote in diagnosis.evidence],
         "cascade": [_quote(quote) for quote in diagnosis.cascade],
@@ -46,6 +52,7 @@ def document(found: Assessment, *, explain: bool = False) -> Document:
         "sparkd_would": sparkd,
         "only_you_can": "" if sparkd else person,
         "ignored": found.noise_count,
+        "unread": [{"source": u.name, "why": u.why, "read_bytes": u.read_bytes} for u in unread],
     }
     if explain:
         result["ignored_by_signature"] = dict(found.noise)
@@ -54,12 +61,24 @@ def document(found: Assessment, *, explain: bool = False) -> Document:
     return result
 
 
-def _ignored_text(found: Assessment) -> str:
+def _ignored_text(found: Assessment, *, complete: bool) -> str:
+    healthy = "nothing wrong found" if complete else "nothing wrong found in what could be read"
     if not found.noise_count:
-        return "nothing wrong found"
+        return healthy
     lines = "line" if found.noise_count == 1 else "lines"
     listed = "sparkctl diagnose --explain lists them"
-    return f"nothing wrong found; {found.noise_count} known-harmless error {lines} ignored ({listed})"
+    return f"{healthy}; {found.noise_count} known-harmless error {lines} ignored ({listed})"
+
+
+def _unread_lines(unread: Sequence[Unread]) -> list[str]:
+    lines = _entry("Unread", (" ".join(str(one).split()) for one in unread[:UNREAD_MAX]))
+    more = len(unread) - UNREAD_MAX
+    return [*lines, f"{'':<7}and {more} more"] if more > 0 else lines
+
+
+def _numbers(quantities: Iterable[Quantity]) -> Document:
+    """Return quantities by name; JSON knows no infinity."""
+    return {q.name: q.value if math.isfinite(q.value) else None for q in quantities}
 
 
 def _cause_lines(diagnosis: Diagnosis) -> list[str]:
@@ -139,6 +158,6 @@ def _weighed(signal: Signal, verdict: str, why: str) -> Document:
         "phase": signal.phase,
         "source": signal.source,
         "printed": signal.printed,
-        "quantities": {quantity.name: quantity.value for quantity in signal.quantities},
+        "quantities": _numbers(signal.quantities),
         "quote": signal.quote,
     }

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if options.patterns:
         print("\n".join(dict.fromkeys(to_ere(signature.pattern) for signature in signatures)))
     elif options.json:
-        print(json.dumps([_document(signature) for signature in signatures], ensure_ascii=False, indent=2))
+        print(json.dumps([_document(signature) for signature in signatures], ensure_ascii=True, indent=2))
     else:
         ordered = sorted(signatures, key=lambda s: (s.cause, s.id))
         rows = [(s.id, s.cause, s.proof, _first_line(s.examples[0])) for s in ordered]

@@ -1,18 +1,19 @@
 """`sparkctl`: the operator's program. It imports what a command needs, so that it answers at once.
 
 Exit status: 0 = fine (for `status`: serving, and nobody is needed; for `diagnose`: nothing wrong found),
-1 = not so or refused, 2 = wrong usage, or what is asked (the daemon, a log) cannot be used.
+1 = not so or refused, 2 = wrong usage, or what is asked (the daemon, a log, the output) cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-FINE = 0
+FINE, UNUSABLE, INTERRUPTED = 0, 2, 130
 SOCKET = Path("/run/sparkd/sparkd.sock")
 VERBS = {
     "start": "start the engine on the whole cluster",
@@ -25,12 +26,28 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know ASCII only
     try:
-        return _run(options)
+        status = _run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough. Python's own flush at exit must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (`head`, a pager) has seen enough
         return FINE
+    except OSError as error:
+        _drop_output()
+        print(f"sparkctl: {error.strerror or error}", file=sys.stderr)
+        return UNUSABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def _drop_output() -> None:
+    """Let Python's own flush at exit not complain either."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -95,7 +112,7 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find the root cause in logs of vLLM, Ray, NCCL, the kernel, systemd, docker, of any node, in any "
         "mixture and wrapping. Needs no daemon. Exit status: 0 nothing wrong found, 1 a cause found (or a "
-        "failure that no evidence explains), 2 no usable log."
+        "failure that no evidence explains), 2 no usable log, or nothing wrong found in only a part of them."
     )
     parser.add_argument(
         "files",

@@ -7,24 +7,23 @@ silence; a file that was named must be one.
 from __future__ import annotations
 
 import codecs
-import importlib
 import itertools
-import lzma
 import os
-import sys
-import zlib
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from sparkd.intake.opening import STDIN, UnusableError, is_stream, opened
+from sparkd.intake.unpacking import DamagedError, unpacked
+
+__all__ = ["STDIN", "LogFile", "Unread", "UnusableError", "expand"]
+
 CHUNK_BYTES = 4 << 20
 HEAD_BYTES = 1 << 16
 FILES_MAX = 2000
 DEPTH_MAX = 8
-STDIN = "-"
-# How packed files begin -> the module that reads them, imported when one comes.
-_PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "lzma", b"BZh": "bz2"}
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".zip")
 _REFUSED = {
     b"\x28\xb5\x2f\xfd": "is packed with zstd: zstd -dc {0} | sparkctl diagnose -",
@@ -32,12 +31,31 @@ _REFUSED = {
 }
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _BLANK = b"\0 \t\r\n"
-_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
 _PLAIN = bytes({*range(0x20, 0x7F), *b"\t\n\r\x1b\b\f"})
 
 
-class UnusableError(Exception):
-    """A log cannot be read; the text names it and says what to do."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What could not be read, or not to its end.
+
+    Attributes:
+        name: what it is called in quotes.
+        why: what stood against it.
+        read_bytes: how many bytes of it (unpacked) were read nevertheless.
+    """
+
+    name: str
+    why: str
+    read_bytes: int = 0
+
+    def __str__(self) -> str:
+        """Return it as a person reads it."""
+        if not self.read_bytes:
+            return f"cannot read {self.name}: {self.why}"
+        return f"{self.name} is damaged, read as far as it goes ({self.read_bytes} bytes): {self.why}"
+
+
+Tell = Callable[[Unread], None]
 
 
 @dataclass(slots=True)
@@ -48,21 +66,23 @@ class LogFile:
         path: where it is, STDIN for standard input.
         name: what it is called in quotes.
         named: whether somebody asked for this very file (else it was found in a folder).
-        trouble: why it could not be read to its end; what stands before the damage counts.
+        once: whether it can be read only once: standard input, a pipe.
+        unread: why it could not be read to its end; what stands before the damage counts.
     """
 
     path: Path
     name: str
     named: bool = True
-    trouble: str = ""
+    once: bool = False
+    unread: Unread | None = None
     _begun: tuple[bytes, Iterator[bytes]] | None = field(default=None, repr=False)
 
     def head(self) -> bytes:
         """Return the first bytes. Raises UnusableError where the file is no log."""
         chunks = self._read()
         head = next(chunks, b"")
-        if str(self.path) == STDIN:
-            self._begun = (head, chunks)  # it can be read only once
+        if self.once:
+            self._begun = (head, chunks)
         return head
 
     def chunks(self) -> Iterator[bytes]:
@@ -73,97 +93,126 @@ class LogFile:
         return self._read()
 
     def _read(self) -> Iterator[bytes]:
-        begun = False
         try:
-            with self._open() as stream:
-                for chunk in _decoded(stream, self.name):
+            yield from _decoded(self._bytes(), self.name)
+        except UnusableError:
+            if self.unread is not None:
+                raise UnusableError(str(self.unread)) from None
+            raise
+
+    def _bytes(self) -> Iterator[bytes]:
+        """Yield the unpacked bytes as far as they go; what stands against the rest is in `unread`."""
+        read = 0
+        try:
+            name = str(self.path)
+            with opened(f"./{STDIN}" if name == STDIN and not self.once else name) as stream:
+                for chunk in unpacked(self._checked(_read_on(stream))):
                     yield chunk
-                    begun = True
-        except _DAMAGED as error:
-            why = getattr(error, "strerror", None) or str(error) or "it ends too early"
-            self.trouble = f"{self.name} is damaged, read as far as it goes: {why}"
-            if not begun:
-                raise UnusableError(f"cannot read {self.name}: {why}") from error
+                    read += len(chunk)
+        except (OSError, DamagedError) as error:
+            self.unread = Unread(self.name, getattr(error, "strerror", None) or str(error), read)
 
-    def _open(self) -> IO[bytes]:
-        if str(self.path) == STDIN:
-            return sys.stdin.buffer
-        with self.path.open("rb") as stream:
-            head = stream.read(8)
-        for magic, told in _REFUSED.items():
-            if head.startswith(magic):
-                raise UnusableError(f"{self.name} {told.format(self.name)}")
-        for magic, module in _PACKED.items():
-            if head.startswith(magic):
-                packed: IO[bytes] = importlib.import_module(module).open(self.path, "rb")
-                return packed
-        return self.path.open("rb")
+    def _checked(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield *chunks*. Raises UnusableError where they begin as something that is not read here."""
+        for chunk in chunks:
+            for magic, told in _REFUSED.items():
+                if chunk.startswith(magic):
+                    why = told.format(self.name)
+                    self.unread = Unread(self.name, f"it {why}")
+                    raise UnusableError(f"{self.name} {why}")
+            yield chunk
+            break
+        yield from chunks
 
 
-def expand(name: str, scratch: Callable[[], Path]) -> list[LogFile]:
+def expand(name: str, scratch: Callable[[], Path], tell: Tell) -> list[LogFile]:
     """Return the logs that *name* stands for. Raises UnusableError.
 
     Args:
         name: a file, a folder, an archive, or STDIN.
         scratch: gives a folder to unpack archives into.
+        tell: is told what could not be read.
     """
+    if not name:
+        raise UnusableError("an empty name: name a log, or - for standard input")
     if name == STDIN:
-        return [LogFile(Path(STDIN), "standard input")]
+        return [LogFile(Path(STDIN), "standard input", once=True)]
     path = Path(name)
     try:
         if path.is_dir():
-            found = list(_in_folder(path, name))
-            if not found:
-                raise UnusableError(f"{name} has no files: name a folder with logs, or the logs")
-            return found
-        if not path.exists():
-            raise UnusableError(f"{name} does not exist: check the path")
-    except OSError as error:
-        raise UnusableError(f"cannot read {name}: {error.strerror}") from error
-    if name.endswith(_ARCHIVES):
-        from sparkd.intake.archives import unpacked
+            return _folder(path, name, tell)
+        once = is_stream(name)
+    except FileNotFoundError:
+        raise UnusableError(f"{name} does not exist: check the path") from None
+    except (OSError, ValueError) as error:
+        raise UnusableError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if name.endswith(_ARCHIVES) and not once:
+        from sparkd.intake.archives import unpacked as unpacked_archive
 
-        return unpacked(path, scratch())
-    return [LogFile(path, name)]
+        return unpacked_archive(path, scratch(), tell)
+    return [LogFile(path, name, once=once)]
 
 
-def _in_folder(folder: Path, name: str) -> Iterator[LogFile]:
+def _folder(folder: Path, name: str, tell: Tell) -> list[LogFile]:
+    told: list[Unread] = []
+    found = list(_in_folder(folder, name, told.append))
+    if not found and not told:
+        raise UnusableError(f"{name} has no files: name a folder with logs, or the logs")
+    if not found:
+        raise UnusableError(f"{told[0]}: nothing else is in {name}")
+    for unread in told:
+        tell(unread)
+    return found
+
+
+def _in_folder(folder: Path, name: str, tell: Tell) -> Iterator[LogFile]:
     """Yield the files below *folder*, each once, in the order of their names."""
     seen: set[tuple[int, int]] = set()
-    found = 0
-    for where, folders, files in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        tell(Unread(str(error.filename or name), error.strerror or str(error)))
+
+    for where, folders, files in os.walk(folder, onerror=refuse):
         deep = len(Path(where).relative_to(folder).parts) >= DEPTH_MAX
         folders[:] = [] if deep else sorted(f for f in folders if not f.startswith("."))
         for file in sorted(files):
             path = Path(where, file)
-            if not path.is_file() or path.stat().st_size == 0:
+            try:
+                state = path.stat()
+            except FileNotFoundError:
+                continue  # a link to nothing, or rotated away meanwhile
+            except OSError as error:
+                refuse(error)
                 continue
-            identity = (path.stat().st_dev, path.stat().st_ino)
-            if identity in seen:
+            identity = (state.st_dev, state.st_ino)
+            if not stat.S_ISREG(state.st_mode) or state.st_size == 0 or identity in seen:
                 continue
             seen.add(identity)
-            found += 1
-            if found > FILES_MAX:
+            if len(seen) > FILES_MAX:
                 raise UnusableError(f"{name} has more than {FILES_MAX} files: name a smaller folder")
             yield LogFile(path, str(path.relative_to(folder)), named=False)
 
 
-def _decoded(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Yield a stream's bytes as UTF-8. Raises UnusableError where it is no text."""
-    head = stream.read(HEAD_BYTES)
-    if not head.strip(_BLANK):  # rotation by truncation leaves a hole of zeros
-        head = next((chunk for chunk in _read_on(stream) if chunk.strip(_BLANK)), b"")
-    if not head:
+def _decoded(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Yield a log's bytes as UTF-8, its head first. Raises UnusableError where it is no text."""
+    begun = bytearray()
+    for chunk in chunks:
+        if begun or chunk.strip(_BLANK):  # rotation by truncation leaves a hole of zeros
+            begun += chunk
+        if len(begun) >= HEAD_BYTES:
+            break
+    if not begun:
         raise UnusableError(f"{name} is empty: there is nothing to diagnose in it")
-    chunks = itertools.chain([head], _read_on(stream))
+    head = bytes(begun[:HEAD_BYTES])
     encoding, start = _encoding(head)
-    if encoding == "utf-8":
-        if _is_binary(head):
-            raise UnusableError(f"{name} is binary: it is no log; give what the program printed")
-        yield head[start:]
-        yield from itertools.islice(chunks, 1, None)
+    if encoding == "utf-8" and _is_binary(head):
+        raise UnusableError(f"{name} is binary: it is no log; give what the program printed")
+    rest = itertools.chain([bytes(begun[HEAD_BYTES:])], chunks)
+    if encoding != "utf-8":
+        yield from _recoded(itertools.chain([head], rest), encoding, start)
         return
-    yield from _recoded(chunks, encoding, start)
+    yield head[start:]
+    yield from filter(None, rest)
 
 
 def _read_on(stream: IO[bytes]) -> Iterator[bytes]:

@@ -7,26 +7,24 @@ that is none of these stays as it is.
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
+_OBJECT = re.compile(rb"^\{[^\n]*\n?", re.MULTILINE)
 _MESSAGES = ("MESSAGE", "log", "message", "msg", "text")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "t")
 
 
-def is_json_log(head: bytes) -> bool:
-    """Return whether a log that begins so has one object a line."""
-    first = head.lstrip().split(b"\n", 1)[0]
-    return first.startswith(b"{") and _message(_parsed(first)) is not None
-
-
 def plain(block: bytes) -> bytes:
-    """Return a block of whole lines with every object replaced by its message's lines."""
-    return b"".join(_plain_line(line) for line in block.split(b"\n") if line)
+    """Return a block of whole lines with every object that has a message replaced by its message's lines."""
+    if not block.startswith(b"{") and b"\n{" not in block:
+        return block
+    return _OBJECT.sub(lambda found: _plain_line(found[0].removesuffix(b"\n")), block)
 
 
 def _plain_line(line: bytes) -> bytes:
-    entry = _parsed(line) if line.startswith(b"{") else None
+    entry = _parsed(line)
     message = _message(entry)
     if entry is None or message is None:
         return line + b"\n"
@@ -37,36 +35,52 @@ def _plain_line(line: bytes) -> bytes:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
 
 
 def _message(entry: dict[str, Any] | None) -> bytes | None:
     for key in _MESSAGES if entry else ():
-        value = entry.get(key) if entry else None
-        if isinstance(value, str):
-            return value.encode("utf-8", "replace")
-        if isinstance(value, list) and all(isinstance(b, int) and 0 <= b < 256 for b in value):
-            return bytes(value)  # journald's form of a text with escape sequences
+        message = _bytes(entry.get(key) if entry else None)
+        if message is not None:
+            return message
     return None
 
 
+def _bytes(value: object) -> bytes | None:
+    """Return a message: a text, journald's list of bytes (of a text with escapes), or a list of these."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
+        return bytes(value)
+    parts = [_bytes(part) for part in value if isinstance(part, (str, list))]
+    known = [part for part in parts if part is not None]
+    return b"\n".join(known) or None
+
+
+def _first(value: object) -> object:
+    """Return the first of a field that journald has several of."""
+    return value[0] if isinstance(value, list) and value else value
+
+
 def _before(entry: dict[str, Any]) -> bytes:
-    host, unit = entry.get("_HOSTNAME"), entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM")
+    host, unit = _first(entry.get("_HOSTNAME")), _first(entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM"))
     stamp = _stamp(entry)
     if stamp and isinstance(host, str) and isinstance(unit, str):
-        pid = "" if unit == "kernel" else f"[{entry.get('_PID') or 0}]"
+        pid = "" if unit == "kernel" else f"[{_first(entry.get('_PID')) or 0}]"
         return f"{stamp} {host} {unit.replace(' ', '_')}{pid}: ".encode("utf-8", "replace")
     return f"{stamp} ".encode("utf-8", "replace") if stamp else b""
 
 
 def _stamp(entry: dict[str, Any]) -> str:
-    micros = entry.get("__REALTIME_TIMESTAMP") or entry.get("_SOURCE_REALTIME_TIMESTAMP")
+    micros = _first(entry.get("__REALTIME_TIMESTAMP") or entry.get("_SOURCE_REALTIME_TIMESTAMP"))
     try:
-        if micros is not None:
+        if isinstance(micros, (str, int, float)):
             return datetime.fromtimestamp(int(micros) / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        value = next((entry[key] for key in _TIMES if key in entry), "")
+        value = _first(next((entry[key] for key in _TIMES if key in entry), ""))
         if isinstance(value, (int, float)):
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     except (ValueError, OverflowError, OSError):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import stat
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from sparkd.signals.catalogue import Catalogue, extend
 
 FOLDER = Path("/etc/sparkd/signatures.d")
 FILE_BYTES_MAX = 1 << 20
+_TABLES = "signatures are written as tables that begin with [[signature]]"
+
+
+class _FaultError(Exception):
+    """A file cannot be used; the text says why."""
 
 
 def with_site_signatures(catalogue: Catalogue, folder: Path = FOLDER) -> tuple[Catalogue, tuple[str, ...]]:
@@ -15,7 +23,7 @@ def with_site_signatures(catalogue: Catalogue, folder: Path = FOLDER) -> tuple[C
 
     No folder is no mistake. Later files replace signatures of earlier ones, and of the package, by their id.
     """
-    texts, problems = [], []
+    problems: list[str] = []
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
     except FileNotFoundError:
@@ -24,13 +32,68 @@ def with_site_signatures(catalogue: Catalogue, folder: Path = FOLDER) -> tuple[C
         return catalogue, (f"{folder}: cannot be read: {error.strerror}",)
     for path in paths:
         try:
-            if path.stat().st_size > FILE_BYTES_MAX:
-                problems.append(f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB")
-                continue
-            texts.append((str(path), path.read_text(encoding="utf-8")))
+            text = _text(path)
+            _check(text)
+            catalogue, more = extend(catalogue, [(str(path), text)])
+            problems += more
+        except _FaultError as error:
+            problems.append(f"{path}: {error}")
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
-    if not texts:
-        return catalogue, tuple(problems)
-    extended, more = extend(catalogue, texts)
-    return extended, (*problems, *more)
+        except (RecursionError, OverflowError, TypeError) as error:
+            problems.append(f"{path}: cannot be used: {error}")
+    return catalogue, tuple(problems)
+
+
+def _text(path: Path) -> str:
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise _FaultError("is no plain file")
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise _FaultError(f"larger than {FILE_BYTES_MAX >> 20} MiB")
+    return data.decode("utf-8").replace("\r\n", "\n")
+
+
+def _check(text: str) -> None:
+    """Raise _FaultError for a file whose shape is not that of signatures; `extend` judges what they say."""
+    try:
+        entries = tomllib.loads(text).get("signature")
+    except tomllib.TOMLDecodeError as error:
+        raise _FaultError(f"no TOML: {error}") from error
+    if entries is None:
+        raise _FaultError(f"has no signature: {_TABLES}")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise _FaultError(f"signature is {_kind(entries)}: {_TABLES}")
+    if not entries:
+        raise _FaultError(f"has no signature: {_TABLES}")
+    for entry in entries:
+        fault = _fault(entry)
+        if fault:
+            raise _FaultError(f"{entry.get('id', 'a signature without id')}: {fault}")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "one table [signature]"
+    return "a list of other things" if isinstance(value, list) else f"the value {str(value)[:40]!r}"
+
+
+def _fault(entry: dict[str, Any]) -> str:
+    """Return what is wrong with the types of an entry, empty where nothing is."""
+    for key in ("cause", "proof", "pattern", "phase", "place", "level"):
+        if key in entry and not (isinstance(entry[key], str) and entry[key]):
+            return f"{key}: must be a text that is not empty"
+    for key in ("literals", "examples", "sources"):
+        value = entry.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            return f'{key}: must be a list of texts, ["…"]'
+    phases = entry.get("phases", [])
+    if not isinstance(phases, list) or not all(map(_is_phase, phases)):
+        return 'phases: must be a list of pairs, [["phase", "pattern"]]'
+    return ""
+
+
+def _is_phase(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) and text for text in pair)

@@ -110,17 +110,15 @@ class WholeLog:
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield blocks of whole plain lines; what kind of log it is shows in the first."""
-    blocks, is_json = Blocks(LINE_HELD_MAX), None
+    """Yield blocks of whole plain lines."""
+    blocks = Blocks(LINE_HELD_MAX)
     for chunk in _head_first(chunks):
         block = blocks.feed(chunk)
         if block:
-            is_json = jsonlines.is_json_log(block) if is_json is None else is_json
-            yield jsonlines.plain(block) if is_json else block
+            yield jsonlines.plain(block)
     rest = blocks.flush()
     if rest:
-        is_json = jsonlines.is_json_log(rest) if is_json is None else is_json
-        yield jsonlines.plain(rest) if is_json else rest
+        yield jsonlines.plain(rest)
 
 
 def _head_first(chunks: Iterable[bytes]) -> Iterator[bytes]:

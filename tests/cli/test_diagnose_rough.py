@@ -1,0 +1,272 @@
+"""`sparkctl diagnose` with pipes, devices, damage, hostile JSON and wrong usage: told, never lost or hung."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparkd.cli import sparkctl
+from sparkd.intake import files, opening
+
+OOM = (
+    "(EngineCore pid=31) ERROR 11-30 01:58:20 [core.py:15] torch.OutOfMemoryError: CUDA out of memory. "
+    "Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 119.70 GiB of which 230.00 MiB is free.\n"
+)
+QUIET = "(APIServer pid=7) INFO 11-30 01:58:01 [a.py:1] ordinary\n"
+LONG = "".join(QUIET.replace("ordinary", f"ordinary {n * 7919 % 10_007}") for n in range(3000))
+DEEP = "[" * 100_000
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("sparkd.cli.diagnose.FOLDER", tmp_path / "none")
+
+    def ask(*arguments: str, stdin: bytes = b""):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = sparkctl.main(["diagnose", *arguments])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return ask
+
+
+def write(path: Path, data: str | bytes) -> str:
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return str(path)
+
+
+def shell(command: str, *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    sparkctl_words = f"{sys.executable} -m sparkd.cli.sparkctl diagnose"
+    return subprocess.run(
+        ["bash", "-c", command.replace("DIAGNOSE", sparkctl_words)],
+        capture_output=True,
+        check=False,
+        timeout=30,
+        env={**os.environ, **(env or {})},
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "DIAGNOSE <(cat {0})",
+        "cat {0} | DIAGNOSE /dev/stdin",
+        "cat {0} | DIAGNOSE /dev/fd/0",
+        "DIAGNOSE /dev/stdin < {0}",
+        "DIAGNOSE --node a=<(cat {0}) --node b=<(cat {0})",
+        "gzip -c {0} | DIAGNOSE",
+        "DIAGNOSE <(gzip -c {0})",
+    ],
+)
+def test_pipes_lose_nothing(tmp_path, command) -> None:
+    log = write(tmp_path / "log", OOM + LONG)
+    done = shell(command.format(log))
+    assert (done.returncode, done.stdout[:8], done.stderr) == (1, b"cuda_oom", b"")
+
+
+def test_a_fifo_is_read_as_a_stream_and_without_a_writer_refused(run, tmp_path, monkeypatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(OOM + LONG))
+    writer.start()
+    assert run(str(pipe))[0] == 1
+    writer.join()
+    monkeypatch.setattr(opening, "WRITER_WAIT_S", 0.05)
+    status, out, err = run(str(pipe))
+    assert (status, out) == (2, "")
+    assert "nobody writes to" in err
+    with os.fdopen(os.open(pipe, os.O_RDWR), "wb"):
+        pass  # lets the waiting thread go
+
+
+@pytest.mark.parametrize("arguments", [["/dev/zero"], ["/dev/null"], ["--batch", "/dev/zero"]])
+def test_devices_are_refused(run, arguments) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert "is a device" in err
+
+
+@pytest.mark.parametrize(
+    ("pack", "times"),
+    [
+        (gzip.compress, 1),
+        (gzip.compress, 5),
+        (lzma.compress, 1),
+        (lzma.compress, 5),
+        (lambda data: bz2.compress(data, 1), 5),
+    ],
+)
+def test_a_cut_log_gives_what_stands_before(run, tmp_path, pack, times) -> None:
+    text = (OOM + LONG[:50_000] * times).encode()
+    log = write(tmp_path / "log.gz", pack(text)[:-20])
+    status, out, err = run(log)
+    assert (status, out[:8]) == (1, "cuda_oom")
+    assert "is damaged, read as far as it goes" in err
+    unread = json.loads(run("--json", log)[1])["unread"]
+    assert [one["source"] for one in unread] == [log]
+    assert unread[0]["read_bytes"] > 40_000
+
+
+def test_a_damaged_log_without_a_finding_is_no_health(run, tmp_path) -> None:
+    status, out, _ = run(write(tmp_path / "log.gz", gzip.compress(LONG.encode())[:-20]))
+    assert status == 2
+    assert out.startswith("nothing wrong found in what could be read\n")
+    assert "Unread" in out
+    assert "log.gz is damaged, read as far as it goes (" in out
+    assert json.loads(run("--json", write(tmp_path / "log", QUIET))[1])["unread"] == []
+
+
+def test_what_a_folder_hides_is_told(run, tmp_path, monkeypatch) -> None:
+    logs = tmp_path / "logs"
+    (logs / "closed").mkdir(parents=True)
+    write(logs / "a.log", QUIET)
+    write(logs / "b.log", OOM)
+    write(logs / "c.zst", b"\x28\xb5\x2f\xfd....")
+    scan, opened = os.scandir, files.opened
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    def refuse(name):
+        if name.endswith("b.log"):
+            raise PermissionError(13, "Permission denied", name)
+        return opened(name)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(files, "opened", refuse)
+    status, out, err = run(str(logs))
+    assert status == 2
+    assert out.startswith("nothing wrong found in what could be read")
+    for text in ("closed: Permission denied", "b.log: Permission denied", "c.zst: it is packed with zstd"):
+        assert text in out
+        assert text in err
+    assert len(json.loads(run("--json", str(logs))[1])["unread"]) == 3
+
+
+def test_a_cut_archive_gives_its_first_files(run, tmp_path) -> None:
+    log = write(tmp_path / "serve.log", OOM + LONG)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(log, "serve.log")
+        tar.add(log, "more.log")
+    packed = (tmp_path / "a.tar.gz").read_bytes()
+    status, out, err = run(write(tmp_path / "cut.tar.gz", packed[: len(packed) * 3 // 4]))
+    assert (status, out[:8]) == (1, "cuda_oom")
+    assert "cut.tar.gz is damaged" in err or "cannot read" in err
+
+
+def zipped(path: Path, method: int = zipfile.ZIP_STORED) -> bytearray:
+    with zipfile.ZipFile(path, "w", method) as packed:
+        packed.writestr("serve.log", OOM + LONG)
+    return bytearray(path.read_bytes())
+
+
+@pytest.mark.parametrize("what", ["encrypted", "method", "lzma"])
+def test_a_zip_that_cannot_be_read_is_one_sentence(run, tmp_path, what) -> None:
+    data = zipped(tmp_path / "a.zip", zipfile.ZIP_LZMA if what == "lzma" else zipfile.ZIP_STORED)
+    directory = data.index(b"PK\x01\x02")
+    if what == "encrypted":
+        data[6] |= 1
+        data[directory + 8] |= 1
+    elif what == "method":
+        data[8] = data[directory + 10] = 97
+    else:
+        data[50:400] = b"\xff" * 350
+    status, out, err = run(write(tmp_path / "a.zip", bytes(data)))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "a.zip" in err
+
+
+def test_a_batch_outlives_every_line(run, tmp_path) -> None:
+    lines = [DEEP, '{"id": "\\ud800", "lines": ["\\ud800"]}', '{"id": NaN, "lines": []}']
+    lines += ['{"id": [-Infinity], "lines": 3}', json.dumps({"id": 1, "lines": [OOM]})]
+    lines += ['{"id": ' + "[" * 900 + "]" * 900 + ', "lines": []}']
+    status, out, _ = run("--batch", write(tmp_path / "b", "\n".join(lines)))
+
+    def constant(name: str) -> None:
+        raise AssertionError(name)
+
+    found = [json.loads(line, parse_constant=constant) for line in out.splitlines()]
+    assert status == 0
+    assert "error" in found[0]
+    assert [one["id"] for one in found[1:5]] == ["\ud800", "NaN", "[-Infinity]", 1]
+    assert found[4]["cause"] == "cuda_oom"
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        '{"a": ' + DEEP,
+        "-- Journal begins at Mon --",
+        '{"MESSAGE": null}',
+        '{"__REALTIME_TIMESTAMP": {}, "MESSAGE": "x"}',
+        '{"__REALTIME_TIMESTAMP": [], "_HOSTNAME": ["a"], "MESSAGE": ["x", [121]]}',
+    ],
+)
+def test_json_is_recognised_line_by_line(run, tmp_path, first) -> None:
+    entry = {
+        "__REALTIME_TIMESTAMP": ["1764467900000000", "2"],
+        "_HOSTNAME": ["spark-b", "x"],
+        "SYSLOG_IDENTIFIER": "vllm",
+        "MESSAGE": list(OOM.encode()),
+    }
+    _, out, _ = run("--json", write(tmp_path / "log", f"{first}\n{json.dumps(entry)}\n"))
+    found = json.loads(out)
+    assert (found["cause"], found["node"]) == ("cuda_oom", "spark-b")
+
+
+def test_streams_that_are_closed_full_or_narrow(tmp_path) -> None:
+    log = write(tmp_path / "log", OOM.replace("free.", "free. \u00e9\u2192 "))
+    closed = shell("DIAGNOSE <&-")
+    assert (closed.returncode, closed.stderr.count(b"\n")) == (2, 1)
+    full = shell(f"DIAGNOSE {log} > /dev/full")
+    assert (full.returncode, full.stderr) == (2, b"sparkctl: No space left on device\n")
+    narrow = shell(f"DIAGNOSE {log}", env={"PYTHONIOENCODING": "ascii"})
+    assert (narrow.returncode, narrow.stdout[:8]) == (1, b"cuda_oom")
+
+
+def test_an_interrupt_is_quiet(run, monkeypatch) -> None:
+    def interrupt(_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparkd.cli.diagnose.run", interrupt)
+    assert run("x") == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([""], "an empty name"),
+        (["--batch", "b", "LOG"], "--batch takes its one FILE"),
+        (["--batch", "--node", "a=LOG"], "--batch takes its one FILE"),
+        (["--node", "a=LOG", "--node", "b=./LOG"], "already named as a log of a"),
+        (["--node", "a\x1b[2J=LOG"], "cannot be printed"),
+    ],
+)
+def test_wrong_usage_is_refused(run, tmp_path, monkeypatch, arguments, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "LOG", OOM)
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert "\x1b" not in err
+
+
+def test_a_file_whose_name_is_a_dash(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "-", OOM)
+    assert run("./-")[0] == 1
