@@ -94,11 +94,36 @@ def test_the_hosts_own_sources_are_bounded_by_time_not_for_ever() -> None:
         for n in range(SIGNALS_MAX)
     )
     assert len(intake.feed("kernel", None, 0, flood, 1.0).signals) == SIGNALS_MAX
-    oom = b"Out of memory: Killed process 7 (VLLM::Worker) total-vm:1kB, anon-rss:1kB\n"
-    assert intake.feed("kernel", None, 0, oom, 2.0).dropped == 1
-    assert [s.id for s in intake.feed("kernel", None, 0, oom, 2.0 + REPEAT_S).signals] == [
-        "kernel_oom_engine"
-    ]
+    more = b"RayWorkerProc rank=[9999] died unexpectedly, shutting down executor.\n"
+    assert intake.feed("kernel", None, 0, more, 2.0).dropped == 1
+    assert len(intake.feed("kernel", None, 0, more, 2.0 + REPEAT_S).signals) == 1
+
+
+NEARLY_FULL = (
+    b"[2026-11-30 01:00:00,001 E 7 8] file_system_monitor.cc:116: /tmp/ray/s is over 95%% full, "
+    b"available space: 21.5741 GB; capacity: 460.432 GB. %d\n"
+)
+OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.\n"
+
+
+def test_a_generation_that_serves_for_long_does_not_go_blind() -> None:
+    intake = make()
+    for n in range(3 * SIGNALS_MAX):
+        batch = intake.feed("raylet.out", RAY, 1, NEARLY_FULL % n, n * REPEAT_S)
+        assert (len(batch.signals), batch.dropped) == (1, 0), n
+    batch = intake.feed("serve log", SERVE, 1, OUT_OF_MEMORY, 3 * SIGNALS_MAX * REPEAT_S)
+    assert [s.cause for s in batch.signals] == ["cuda_oom"]
+
+
+def test_a_flood_hides_no_other_fact() -> None:
+    intake = make()
+    lost = b"got error: Broken pipe\n"
+    flood = b"".join(b"(Worker_TP%d pid=9) %s" % (n, lost) for n in range(2 * SIGNALS_MAX))
+    batch = intake.feed("serve log", SERVE, 1, flood, 1.0)
+    assert (len(batch.signals), batch.dropped) == (SIGNALS_MAX, SIGNALS_MAX)
+    deaths = b"".join(b"Worker proc VllmWorker-%d died unexpectedly.\n" % n for n in range(8))
+    batch = intake.feed("serve log", SERVE, 1, deaths + NEARLY_FULL % 1, 2.0)
+    assert (len(batch.signals), batch.dropped) == (9, 0)
 
 
 def test_the_end_of_all_sources_gives_the_rest_of_each() -> None:

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkd.engines.lines import read_line
+from sparkd.engines.lines import NUMBER_TEXTS, read_line
+from sparkd.intake.pump import Intake
 from sparkd.intake.records import OPENERS, Reader
-from sparkd.intake.sieve import PHASE_WORDS, Hits, Sieve, Sifter, read_phase
+from sparkd.intake.sieve import KV_WORDS, PHASE_WORDS, Hits, Sieve, Sifter, read_phase
 from sparkd.intake.whole import Origin, WholeLog
 from sparkd.signals.assess import Assessment, Assessor
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.follow import _SERVED
 from sparkd.signals.model import Proof
+from sparkd.words import UnitName
 
 CATALOGUE = packaged_catalogue()
 SIEVE = Sieve(CATALOGUE)
@@ -48,7 +50,28 @@ def wrapped(text: str) -> str:
     )
 
 
+# Words of the catalogue and of the phases in one line, side by side or one inside the other.
+near_misses = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "(Worker_TP1 pid=9) INFO 11-30 01:58:34 [g.py:1] ", "x "]),
+    st.sampled_from([*PHASE_WORDS, *CATALOGUE.telling_literals]),
+    st.sampled_from(["", " ", "-1.52 GiB", "3.10 GiB", "0, # CPU blocks: 7"]),
+    st.sampled_from(["", *PHASE_WORDS, *CATALOGUE.telling_literals]),
+)
+KV = [
+    f"(Worker_TP{rank} pid=9) INFO 11-30 01:58:34 [g.py:1] {said}"
+    for rank in (0, 1)
+    for said in (
+        "Available KV cache memory: -1.52 GiB",
+        "Available KV cache memory: 3.10 GiB",
+        "Available KV cache memory: 0.00 GiB",
+        "# GPU blocks: 0, # CPU blocks: 2048",
+        "# GPU blocks: 512, # CPU blocks: 2048",
+    )
+]
 lines = st.one_of(
+    near_misses,
+    st.sampled_from(KV),
     st.sampled_from(
         [
             "(APIServer pid=7) INFO 11-30 01:58:30 [a.py:1] ordinary",
@@ -76,7 +99,7 @@ lines = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(lines, max_size=40), st.integers(0, 300), st.sampled_from([97, 4096, 1 << 20]))
 def test_the_fast_way_finds_what_the_slow_one_finds(some: list[str], filler: int, chunk: int) -> None:
-    quiet = "(APIServer pid=7) INFO 11-30 01:58:32 [b.py:2] nothing of note\n" * filler
+    quiet = "(APIServer pid=7) INFO 11-30 01:58:34 [b.py:2] nothing of note\n" * filler
     middle = len(some) // 2
     text = "\n".join([*some[:middle], quiet, *some[middle:]])
     data = text.encode("utf-8", "replace")
@@ -87,6 +110,29 @@ def test_the_fast_way_finds_what_the_slow_one_finds(some: list[str], filler: int
         (w.signal.id, w.signal.quote, w.verdict) for w in slow.weighed
     ]
     assert fast_noise == slow_noise
+
+
+PHASE_LINES = "".join(f"a {word}3.1 b\n" for word in PHASE_WORDS).encode()
+
+
+def test_every_word_of_the_catalogue_is_found_beside_every_phase() -> None:
+    for literal in CATALOGUE.telling_literals:
+        line = f"a {literal}1 b\n".encode()
+        block = PHASE_LINES + line + PHASE_LINES
+        begin, end = len(PHASE_LINES), len(PHASE_LINES) + len(line)
+        assert any(begin <= at < end for at in SIEVE.hits(block).offsets), literal
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in KV if "TP0" in line and ("-1.52" in line or ": 0," in line)]
+)
+@pytest.mark.parametrize("other", [line for line in KV if "3.10" in line or ": 512," in line])
+def test_what_one_rank_lacks_is_told_though_the_other_has_it(line: str, other: str) -> None:
+    for order in ((line, other), (other, line)):
+        block = "".join(f"{text}\n" for text in order).encode()
+        batch = Intake("a", CATALOGUE, read_line).feed("serve log", UnitName.SERVE, 1, block, 1.0)
+        assert [s.id for s in batch.signals] == ["kv_cache_negative"]
+        assert assess(block, SIEVE)[0].diagnosis.cause == "kv_cache_too_small"
 
 
 def test_only_lines_that_matter_are_read() -> None:
@@ -112,6 +158,10 @@ def test_a_report_is_read_to_its_end() -> None:
 @pytest.mark.parametrize("opener", OPENERS)
 def test_every_opener_is_a_word(opener: str) -> None:
     assert SIEVE.hits(f"a {opener} b\n".encode()).offsets
+
+
+def test_the_sizes_of_the_kv_cache_are_those_of_the_engines_lines() -> None:
+    assert set(KV_WORDS) == {text for text, _ in NUMBER_TEXTS if "KV" in text}
 
 
 def test_what_follows_the_phase_is_among_the_words() -> None:

@@ -11,6 +11,7 @@ from sparkd.signals.assess import BURST, Assessment, assess
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.exceptions import raised_in
 from sparkd.signals.frames import phase_of
+from sparkd.signals.match import Places
 from sparkd.signals.model import Record
 from sparkd.words import Phase
 
@@ -60,12 +61,43 @@ def test_a_ranks_late_lines_do_not_lead_back() -> None:
     [
         ([LOADS, WAITS, LOADS], "none"),
         ([LOADS, WAITS, READY], "none"),
-        ([READY, WAITS], "engine_hang"),
+        ([READY, WAITS], "none"),
+        ([READY, WAITS, WAITS], "engine_hang"),
+        ([READY, WAITS, WAITS, "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs"], "engine_hang"),
+        ([READY, WAITS, WAITS, RATE], "none"),
+        ([READY, WAITS, WAITS, RATE, WAITS], "none"),
+        ([WAITS], "none"),
+        ([WAITS, "INFO:     Shutting down"], "clean_shutdown"),
         ([READY, WAITS, "TimeoutError: RPC call to execute_model timed out."], "engine_hang"),
     ],
 )
 def test_the_same_line_is_healthy_in_one_phase_and_a_hang_in_another(lines: list[str], cause: str) -> None:
     assert assessed(*lines).diagnosis.cause == cause
+
+
+LOOPBACK = (
+    "[W1130 01:52:07.1 ProcessGroupGloo.cpp:512] Warning: Unable to resolve hostname to a (local) address. "
+    "Using the loopback address as fallback."
+)
+FORWARDED = "(RayWorkerWrapper pid=1978, ip=10.77.0.2) " + LOOPBACK
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ([LOOPBACK], "none"),
+        ([LOOPBACK, "[Gloo] Rank 0 is connected to 0 peer ranks."], "none"),
+        ([LOOPBACK, LOADS], "none"),
+        ([LOOPBACK, READY, "INFO:     Shutting down"], "clean_shutdown"),
+        ([LOOPBACK, "INFO:     Shutting down"], "clean_shutdown"),
+        ([FORWARDED, "INFO:     Shutting down"], "clean_shutdown"),
+        ([FORWARDED, LOADS], "none"),
+        ([FORWARDED], "gloo_connect_failure"),
+    ],
+)
+def test_a_fallback_that_hurts_nobody_is_no_cause(lines: list[str], cause: str) -> None:
+    records = [Record("log", "", line) for line in lines]
+    assert assess(records, CATALOGUE, Places(open=True), read_line).diagnosis.cause == cause
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,13 @@ def test_a_healthy_log_without_a_daemon(file: str) -> None:
             Phase.SERVING,
         ),
         ([Log("s07_kill_worker_v2.serve.log")], "worker_process_died", Phase.SERVING),
-        ([Log("s08_sigstop_worker_v2.serve.log")], "engine_hang", Phase.SERVING),
     ],
     ids=lambda value: value[0].file if isinstance(value, list) else None,
 )
 def test_several_logs_without_a_daemon(files: list[Log], cause: str, phase: Phase) -> None:
     check(without_a_daemon(*files).diagnosis, cause, phase, None)
+
+
+def test_a_stop_that_the_engine_outlived_is_no_cause_without_a_daemon() -> None:
+    """The worker was let go on after a minute, and the engine served."""
+    assert without_a_daemon(Log("s08_sigstop_worker_v2.serve.log")).diagnosis.cause == "none"

@@ -20,8 +20,8 @@ FEW = {"ray_auth_refused", "cuda_fork_reinit", "uma_host_exhaustion", "clean_shu
 OBSERVED_ONLY = {"host_memory_pressure", "engine_internal_error"}
 # What a page makes of these cannot be told apart from something else.
 LOST = {
-    "column 80": {"ibv_modify_qp failed", "Finished server process"},
-    "words": {"NV_ERR_NO_MEMORY", "Finished server process"},
+    "column 80": {"ibv_modify_qp failed", "Finished server process", "Using the loopback"},
+    "words": {"NV_ERR_NO_MEMORY", "Finished server process", "Using the loopback"},
     "joined": {"NV_ERR_NO_MEMORY", "Finished server process", "> "},
 }
 HARMLESS = "ERROR 11-30 04:00:00 [usage_lib.py:1] a thing that does not matter happened"

@@ -6,8 +6,10 @@ counted and told with the batch. Nothing here waits or reads a clock: the time i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 
 from sparkd.core.events import PhaseSeen
 from sparkd.engines.model import LineFact
@@ -22,7 +24,8 @@ from sparkd.words import UnitName
 
 # The same fact of the same node and rank is told again only after this time.
 REPEAT_S = 30.0
-# Signals told of one generation; the core keeps 64 of an incident.
+# Signals told within that time of one generation, of fatal ones and of others each; the core keeps 64 of an
+# incident. Beyond it what a signature says that was silent for so long is told once: no flood hides a fact.
 SIGNALS_MAX = 256
 FACTS_MAX = 64
 
@@ -49,17 +52,43 @@ class Batch:
         return bool(self.signals or self.phases or self.repeated or self.dropped)
 
 
+class _Answer(Enum):
+    """What becomes of a signal."""
+
+    TELL = "tell"
+    REPEATED = "repeated"
+    DROP = "drop"
+
+
 @dataclass(slots=True)
 class _Told:
-    """What was told of one generation: when each signal was told last, how many in all."""
+    """What was told of one generation within `REPEAT_S`: when each signal was told last, the oldest first.
+
+    What is older is forgotten: a generation serves for weeks, and what it says now and then is not a flood.
+    """
 
     last_s: dict[tuple[str, str, int | None], float] = field(default_factory=dict)
-    count: int = 0
+    ids: Counter[str] = field(default_factory=Counter)
 
-    def renew(self, at_s: float) -> None:
-        """Forget what may be told again: the sources of the host belong to no generation and never end."""
-        self.last_s = {key: last_s for key, last_s in self.last_s.items() if at_s - last_s < REPEAT_S}
-        self.count = len(self.last_s)
+    def ask(self, signal: Signal) -> _Answer:
+        """Return what becomes of *signal*, and keep that it was told."""
+        self._renew(signal.at_s)
+        key = (signal.id, signal.node, signal.rank)
+        if key in self.last_s:
+            return _Answer.REPEATED
+        if len(self.last_s) >= SIGNALS_MAX and self.ids[signal.id]:
+            return _Answer.DROP
+        self.last_s[key] = signal.at_s
+        self.ids[signal.id] += 1
+        return _Answer.TELL
+
+    def _renew(self, at_s: float) -> None:
+        while self.last_s:
+            key, last_s = next(iter(self.last_s.items()))
+            if at_s - last_s < REPEAT_S:
+                return
+            del self.last_s[key]
+            self.ids[key[0]] -= 1
 
 
 @dataclass(slots=True)
@@ -98,7 +127,7 @@ class Intake:
         self._places = places
         self._sieve = Sieve(catalogue)
         self._streams: dict[tuple[str, int], _Stream] = {}
-        self._told: dict[int, _Told] = {}
+        self._told: dict[tuple[int, bool], _Told] = {}
 
     def feed(self, source: str, unit: UnitName | None, generation: int, chunk: bytes, at_s: float) -> Batch:
         """Take a chunk of a source; `unit` None = a source of the host (kernel log)."""
@@ -135,7 +164,8 @@ class Intake:
 
     def forget(self, generation: int) -> None:
         """Forget a generation whose sources have been read to their ends."""
-        self._told.pop(generation, None)
+        for fatal in (False, True):
+            self._told.pop((generation, fatal), None)
         for key in [key for key in self._streams if key[1] == generation]:
             del self._streams[key]
 
@@ -167,19 +197,13 @@ class Intake:
                     self._tell(signal, draft)
 
     def _tell(self, signal: Signal, draft: _Draft) -> None:
-        told = self._told.setdefault(signal.generation, _Told())
-        if signal.generation == 0 and told.count >= SIGNALS_MAX:
-            told.renew(signal.at_s)
-        key = (signal.id, signal.node, signal.rank)
-        last_s = told.last_s.get(key)
-        if last_s is not None and signal.at_s - last_s < REPEAT_S:
-            draft.repeated += 1
-        elif told.count >= SIGNALS_MAX:
-            draft.dropped += 1
-        else:
-            told.last_s[key] = signal.at_s
-            told.count += 1
+        answer = self._told.setdefault((signal.generation, signal.fatal), _Told()).ask(signal)
+        if answer is _Answer.TELL:
             draft.signals.append(signal)
+        elif answer is _Answer.REPEATED:
+            draft.repeated += 1
+        else:
+            draft.dropped += 1
 
 
 _FACTS = tuple(item.name for item in fields(PhaseSeen) if item.name != "generation")

@@ -29,6 +29,12 @@ PHASE_WORDS = (
     "Decode batch",
     "Prefill batch",
 )
+# The size of the KV cache: each counts, since one that is not above zero changes nothing.
+KV_WORDS = (
+    "Available KV cache memory: ",
+    "GiB memory for KV Cache as specified",
+    " GiB for KV cache on node",
+)
 # What is evidence without a signature: an exception that nobody knows, and the frames above one.
 _EXCEPTION = "Error: "
 SLOW_BYTES_MAX = 1 << 20
@@ -39,7 +45,7 @@ class Hits(NamedTuple):
     """Where words stand in a block.
 
     Attributes:
-        offsets: places that make their lines matter, ascending.
+        offsets: places that make their lines matter, ascending by line.
         harmless: (place, word) of what is only counted, ascending.
     """
 
@@ -63,7 +69,7 @@ class Sieve:
     """Finds the words of *catalogue*, of reports, and of phases."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        words = dict.fromkeys((_EXCEPTION, *OPENERS, *FRAMES, *catalogue.telling_literals))
+        words = dict.fromkeys((_EXCEPTION, *OPENERS, *FRAMES, *KV_WORDS, *catalogue.telling_literals))
         harmless = [text for text in catalogue.literals if text not in words]
         phases = [text for text in dict.fromkeys(PHASE_WORDS) if text not in words and text not in harmless]
         self._harmless, self._phases = len(words), len(words) + len(harmless)
@@ -78,13 +84,16 @@ class Sieve:
         Of each phase word only the last place before a telling line is given: the newest counts, and a log
         of a served day has millions of lines that say "serving". A line with a harmless word is hardly
         telling: it is read for the rest that it may say, but no phase is told apart for it.
+
+        Words overlap ("# GPU blocks: " begins "# GPU blocks: 0,"): all are found, ordered by their ends.
+        Lines stand in their order, the places within one line in any.
         """
         found: list[int] = []
         mixed: list[int] = []
         harmless: list[tuple[int, int]] = []
         phases: dict[int, int] = {}
         first_harmless, first_phase = self._harmless, self._phases
-        for word, start, _ in self._finder_for(block).find_matches_as_indexes(block):
+        for word, start, _ in self._finder_for(block).find_matches_as_indexes(block, overlapping=True):
             if word >= first_phase:
                 phases[word] = start
             elif word >= first_harmless:
@@ -96,7 +105,7 @@ class Sieve:
                 found += sorted((*mixed, *phases.values(), start))
                 mixed.clear()
                 phases.clear()
-        return Hits(found + sorted((*mixed, *phases.values())), harmless)
+        return Hits(found + sorted((*mixed, *phases.values())), sorted(harmless))
 
     def _finder_for(self, block: bytes) -> BytesAhoCorasick:
         """Return the automaton; building the fast one costs what the slow one takes for a megabyte."""

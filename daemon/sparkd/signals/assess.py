@@ -6,12 +6,13 @@ and it tells of every signal why it won or lost.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from sparkd.signals import pasted
+from sparkd.signals import pasted, spread
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.exceptions import failed_in, raised_in
@@ -20,7 +21,8 @@ from sparkd.signals.frames import phase_of
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
-from sparkd.signals.precedence import BURST_ID
+from sparkd.signals.precedence import BURST_ID, WAITS
+from sparkd.signals.survive import Survival
 
 # Kept signals of one assessment, and repeats of one of them: enough for its first, its last and a burst.
 SIGNALS_MAX = 2048
@@ -38,8 +40,14 @@ _MENDED = {"fabric_link_up": "fabric_link_down"}
 # So many characters of a quote, blanks left out, tell where it stands.
 PLACE_CHARS = 60
 UNEXPLAINED = "unexplained_exception"
+# A server that ends its engine, and for how long it then tells of an engine that is dead.
+STOPPING = "engine_stopping"
+STOPPED_S = 5.0
 # A driver that runs out of memory says so in bursts; a lone line of it is harmless.
 BURST = 5
+# A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
+WAITED_TWICE = 2
+_WAIT = re.compile(r"block\s*found\s*in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,9 @@ class Assessor:
     _dropped: int = 0
     _error: tuple[Signal, int] | None = None
     _mended: set[str] = field(default_factory=set)
+    _waited: Counter[tuple[str, int | None]] = field(default_factory=Counter)
+    _survival: Survival = field(default_factory=Survival)
+    _spread: bool = False
 
     def __post_init__(self) -> None:
         """Begin to follow."""
@@ -90,10 +101,17 @@ class Assessor:
         """Take one record."""
         self._count += 1
         self._nodes.setdefault(record.node)
+        self._spread = self._spread or spread.is_spread(record.text)
         starts = self._follower.starts
         self._follower.see(record)
         if self._follower.starts != starts:  # who asked an earlier one to stop explains nothing of this one
             self._signals = [s for s in self._signals if s.cause != "clean_shutdown"]
+            self._survival.start(self._clock(record))
+        if self._follower.worked_at == self._count:
+            self._went_on()
+        if self._count in {self._follower.served_at, self._follower.counted_at}:
+            is_rate = self._follower.counted_at == self._count
+            self._survival.work(record, self._clock(record), is_rate=is_rate)
         found = recognise(record, self.catalogue, self.places)
         if all(s.cause == SURFACE for s in found):
             found = (*found, *_unexplained(record))
@@ -112,6 +130,7 @@ class Assessor:
         for signal in pasted.signals_of(whole, self.catalogue, self.places):
             self._signals = [s for s in self._signals if not _is_part(s, signal)]
             if signal.id not in known:
+                self._count_wait(signal, whole)
                 phase = signal.phase or (phase_of(whole.text) if signal.fatal else None)
                 self._signals.append(replace(signal, at_s=places.time_of(signal), phase=phase))
         if self._error is None:
@@ -120,7 +139,11 @@ class Assessor:
 
     def finish(self) -> Assessment:
         """Return the assessment of all that was added."""
-        signals = (*self._signals, *_bursts(self._signals, self._seen), *self._last_error())
+        told = [s for s in self._signals if s.id not in WAITS or self._stands_still(s)]
+        error = self._last_error()
+        told = list(self._survival.open(told, troubled=bool(error)))
+        told = spread.weighed(told) if self._spread else told
+        signals = (*told, *_bursts(told, self._seen), *error)
         head = self.places.head
         evidence = Evidence(
             signals=signals,
@@ -145,6 +168,22 @@ class Assessor:
             return ()
         return (self._error[0],)
 
+    def _went_on(self) -> None:
+        """Forget the waits that the engine's work has ended."""
+        if self._waited:
+            self._waited.clear()
+            self._mended |= WAITS
+            self._signals = [s for s in self._signals if s.id not in WAITS]
+
+    def _count_wait(self, signal: Signal, record: Record) -> None:
+        if signal.id in WAITS:
+            self._waited[signal.node, signal.rank] += len(_WAIT.findall(record.text))
+
+    def _stands_still(self, wait: Signal) -> bool:
+        """Return whether a wait was said again, or something failed: one alone is a long step."""
+        failed = any(s.fatal and s.cause != "clean_shutdown" for s in self._signals)
+        return failed or bool(self._last_error()) or self._waited[wait.node, wait.rank] >= WAITED_TWICE
+
     def _keep(self, signal: Signal, record: Record) -> None:
         if signal.id in _MENDED:
             self._mended.add(_MENDED[signal.id])
@@ -152,8 +191,12 @@ class Assessor:
         if signal.proof is Proof.NOISE or self._follower.is_ordinary(signal, record):
             self._noise[signal.id] += 1
             return
+        if signal.id == STOPPING:  # an engine that its server ends leaves the server without an engine
+            since_s = self._clock(record) - STOPPED_S
+            self._signals = [s for s in self._signals if s.id != "engine_dead" or s.at_s < since_s]
         if signal.fatal:
             self._follower.trouble(record)
+        self._count_wait(signal, record)
         key = (signal.id, signal.node, signal.rank)
         self._seen[key] += 1
         if self._seen[key] > REPEATS_MAX:
@@ -163,11 +206,15 @@ class Assessor:
             return
         self._signals.append(self._placed(signal, record))
 
-    def _placed(self, signal: Signal, record: Record) -> Signal:
-        """Return the signal on the assessment's clock, with the phase of the frames above it."""
+    def _clock(self, record: Record) -> float:
+        """Return the time of the record that is being read, on the assessment's clock."""
         if self._first_s is None:
             self._first_s = record.at_s
-        at_s = signal.at_s - self._first_s + self._count * _STEP_S
+        return record.at_s - self._first_s + self._count * _STEP_S
+
+    def _placed(self, signal: Signal, record: Record) -> Signal:
+        """Return the signal on the assessment's clock, with the phase of the frames above it."""
+        at_s = signal.at_s - record.at_s + self._clock(record)
         phase = signal.phase
         if phase is None and signal.fatal:
             phase = self._follower.frames(record.source, record.node)

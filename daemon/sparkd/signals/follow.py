@@ -41,6 +41,7 @@ ReadLine = Callable[[str], Fact | None]
 _ORDER = tuple(Phase)
 # Frames tell for so many records; later ones belong to something else.
 _FRAMES_LAST = 400
+_IDLE = "Running: 0 reqs"
 _SERVED = ('"POST /v1/', "Received request ", "Added request ", "Decode batch", "Prefill batch")
 
 
@@ -63,7 +64,9 @@ class Follower:
     Attributes:
         read_line: what a line means.
         kv_cache_bytes: as it was last said.
-        count: records seen; progress_at: the last of them that shows the engine at work.
+        count: records seen; progress_at: the last of them that shows the engine alive.
+        worked_at: the last of them that shows that it does what it is asked to.
+        served_at, counted_at: the last that shows it up or answering, and the last that counts tokens.
         starts: how often an engine that had begun began anew.
     """
 
@@ -71,6 +74,9 @@ class Follower:
     kv_cache_bytes: int | None = None
     count: int = 0
     progress_at: int = -1
+    worked_at: int = -1
+    served_at: int = -1
+    counted_at: int = -1
     starts: int = 0
     _tracks: dict[tuple[str, str], _Track] = field(default_factory=dict)
 
@@ -87,7 +93,7 @@ class Follower:
             self._fact(record, fact)
         elif any(word in text for word in _SERVED):
             if '" 200 ' in text:
-                self.progress_at = self.count
+                self.progress_at = self.worked_at = self.served_at = self.count
             self._move(record, Phase.SERVING)
 
     def trouble(self, record: Record) -> None:
@@ -140,6 +146,12 @@ class Follower:
             self.kv_cache_bytes = fact.kv_cache_bytes
         if fact.port_ready or fact.rate_tok_s is not None:
             self.progress_at = self.count
+            if fact.port_ready or fact.rate_tok_s or _IDLE in record.text:
+                self.worked_at = self.count
+            if fact.port_ready:
+                self.served_at = self.count
+            elif fact.rate_tok_s:
+                self.counted_at = self.count
             self._move(record, Phase.SERVING)
         elif fact.phase is not None:
             self._move(record, fact.phase)

@@ -3,6 +3,8 @@
 1. Unit exits that were not ordered become signals of their own; ordered ones say nothing.
 2. Consequences are set aside: what follows a hang, what follows the engine's own exception, a stop that came
    after the first trouble, and everything that the catalogue calls cascade (see `precedence`).
+   What only suggests, and what nothing ties to the end (`hints`), and what a survivor prints after the end of
+   another node (`peers`), explain nothing either.
 3. Of the rest the highest in the order is the root; among equals the earliest; times closer than
    `precedence.TIE_S` are no order, then the place within the group decides.
 4. What no evidence decides is `unknown`, with what it might be and what would decide. Surface evidence
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparkd.signals import precedence, sentence
+from sparkd.signals import hints, peers, precedence, sentence
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
@@ -32,6 +34,7 @@ _WEAK = frozenset({"killed_unspecified", "nccl_init_failure", "nccl_remote_error
 # A generation that did not come back may be a hang, or a death that is read a moment later.
 _SUSPICIONS = frozenset({"observed_canary_failed"})
 _MIGHT_BE = {
+    "engine_hang": ("peer_lost", "worker_process_died"),
     "killed_unspecified": ("kernel_oom", "cgroup_oom", "ray_oom_kill"),
     "engine_dead_unspecified": ("worker_process_died", "cuda_oom", "ray_oom_kill", "peer_lost"),
     "nccl_init_failure": ("shm_too_small", "ib_roce_error", "wrong_interface", "nccl_socket_connect"),
@@ -71,15 +74,20 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     exits = tuple(end for end in evidence.exits if not end.ordered)
     told = _promoted((*evidence.signals, *exit_signals(exits)), evidence)
     aside = _set_aside(told, exits, evidence)
-    signals = tuple(s for s in told if s not in aside)
-    if not signals:
-        return _unexplained(evidence, exits), _weighed(told, aside, None)
-    consequences = precedence.consequences(signals, frozenset(end.node for end in exits))
-    open_signals = [s for s in signals if s not in consequences] or list(signals)
+    kept = [s for s in told if s not in aside]
+    loose = hints.hints_of(kept, exits)
+    aside |= dict.fromkeys(loose, hints.WHY)
+    signals = tuple(s for s in kept if s not in loose)
+    survivors = peers.after_a_peers_end(signals, exits, recorded=evidence.recorded)
+    follow = (*precedence.consequences(signals, frozenset(end.node for end in exits)), *survivors)
+    aside |= dict.fromkeys(follow, "follows from what was said before it")
+    open_signals = [s for s in signals if s not in follow]
+    if not open_signals and (not signals or (survivors and exits)):
+        return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
+    open_signals = open_signals or list(signals)
     best = _root(open_signals)
     root = _relayed(best, open_signals)
-    aside |= dict.fromkeys(consequences, "follows from what was said before it") if open_signals else {}
-    return _diagnose(root, signals, evidence), _weighed(told, aside, best)
+    return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
 
 def _promoted(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
@@ -107,14 +115,21 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     by_unit = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits if not was_killed(end))
     ours = precedence.after_our_fence(told, evidence.fence_at_s, by_unit)
     aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
+    decided = first_s is not None and _is_decided([s for s in told if s not in ours], exits, first_s)
     for signal in told:
-        why = _why_nothing(signal, first_s, evidence)
+        why = _why_nothing(signal, first_s, evidence, decided=decided)
         if why:
             aside.setdefault(signal, why)
     return aside
 
 
-def _why_nothing(signal: Signal, first_s: float | None, evidence: Evidence) -> str:
+def _is_decided(told: Sequence[Signal], exits: Sequence[UnitExit], first_s: float) -> bool:
+    heard = [s for s in told if s.proof is not Proof.NOISE and s.cause != NONE]
+    follow = precedence.consequences(heard, frozenset(end.node for end in exits))
+    return precedence.is_decided([s for s in heard if s not in follow], first_s)
+
+
+def _why_nothing(signal: Signal, first_s: float | None, evidence: Evidence, *, decided: bool) -> str:
     """Return why a signal cannot explain what happened, empty where it can."""
     if signal.proof is Proof.NOISE or signal.cause == NONE:
         return "known to be harmless"
@@ -124,7 +139,7 @@ def _why_nothing(signal: Signal, first_s: float | None, evidence: Evidence) -> s
         return "" if precedence.speaks_alone(signal, evidence) else "a warning, and nothing failed"
     if evidence.recorded and signal.proof is Proof.PROVES:
         return ""
-    return "too long before the failure" if precedence.is_stale(signal, first_s) else ""
+    return "too long before the failure" if precedence.is_stale(signal, first_s, decided=decided) else ""
 
 
 def _passed(signal: Signal, phase: Phase | None) -> bool:
@@ -198,7 +213,9 @@ def _node(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> str | 
     return telling[0].node if telling else None
 
 
-def _diagnose(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Diagnosis:
+def _diagnose(
+    root: Signal, signals: Sequence[Signal], loose: Sequence[Signal], evidence: Evidence
+) -> Diagnosis:
     info = cause_info(root.cause)
     phase = _phase(root, signals, evidence)
     node = _node(root, signals, evidence)
@@ -216,18 +233,23 @@ def _diagnose(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Di
         quantities=_with_kv_cache(root.quantities, evidence.kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
-        candidates=_candidates(root),
+        candidates=_candidates(root, loose),
         advice=info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
     )
 
 
-def _candidates(root: Signal) -> tuple[str, ...]:
+def _candidates(root: Signal, loose: Sequence[Signal]) -> tuple[str, ...]:
     if _confidence(root) >= _PROVEN:
         return ()
-    might = _MIGHT_BE.get(root.cause, ())
+    might = _might_be(root.cause, loose)
     if root.cause == UNKNOWN and is_slip(root.quote):
         return ("engine_internal_error", *(cause for cause in might if cause != "clean_shutdown"))
     return might
+
+
+def _might_be(cause: str, loose: Sequence[Signal]) -> tuple[str, ...]:
+    """Return what it might be: what is suggested first, then what it usually is."""
+    return tuple(dict.fromkeys((*(s.cause for s in loose), *_MIGHT_BE.get(cause, ()))))
 
 
 def _phase(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Phase | None:
@@ -270,7 +292,9 @@ def _quote(signal: Signal, role: str) -> Quote:
     )
 
 
-def _unexplained(evidence: Evidence, exits: Sequence[UnitExit]) -> Diagnosis:
+def _unexplained(
+    evidence: Evidence, exits: Sequence[UnitExit], loose: Sequence[Signal], survivors: Sequence[Signal]
+) -> Diagnosis:
     """Return `unknown` for an end that nothing explains, `none` where nothing ended."""
     if not exits:
         return Diagnosis(
@@ -293,6 +317,7 @@ def _unexplained(evidence: Evidence, exits: Sequence[UnitExit]) -> Diagnosis:
             Quote(end.node, f"exit of {end.unit.value}", "", f"{end.unit.value} on {end.node} {how(end)}")
             for end in exits[:EVIDENCE_MAX]
         ),
-        candidates=_MIGHT_BE[UNKNOWN],
+        cascade=tuple(_quote(s, "cascade") for s in survivors[:CASCADE_MAX]),
+        candidates=_might_be(UNKNOWN, loose),
         advice=_WOULD_DECIDE,
     )

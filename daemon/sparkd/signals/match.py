@@ -108,11 +108,12 @@ def _signal(signature: Signature, match: re.Match[str], record: Record, places: 
     rank = _whole(groups.get("rank"))
     if rank is None and groups.get("address") is None:
         rank = record.rank  # the writer tells of itself; with an address it tells of another node
+    node = _node(signature, groups.get("address"), rank, record, places)
     return Signal(
         id=signature.id,
         cause=signature.cause,
         proof=signature.proof,
-        node=_node(signature, groups.get("address"), rank, record, places),
+        node=node,
         source=record.source,
         quote=_quote(match, record.text),
         at_s=record.at_s,
@@ -122,6 +123,7 @@ def _signal(signature: Signature, match: re.Match[str], record: Record, places: 
         phase=_phase(signature, record.text),
         printed=record.printed,
         quantities=_quantities(signature.measures, groups),
+        reader="" if node == record.node else record.node,
     )
 
 

@@ -76,6 +76,7 @@ class Signal:
         source, quote, printed: where it stands, the words themselves (shortened), the printed time.
         at_s: time of receipt (see the module's note).
         generation: the generation that it belongs to; 0 = not known.
+        reader: the node whose source printed it; empty = `node`. See `writer`.
     """
 
     id: str
@@ -91,6 +92,12 @@ class Signal:
     phase: Phase | None = None
     printed: str | None = None
     quantities: tuple[Quantity, ...] = ()
+    reader: str = ""
+
+    @property
+    def writer(self) -> str:
+        """The node whose source printed it."""
+        return self.reader or self.node
 
     def quantity(self, name: str) -> float | None:
         """Return the value of the named quantity, or None where the text did not give it."""

@@ -15,9 +15,10 @@ from sparkd.words import Phase
 
 # Times of two readers closer than this are not an order (both read their logs by polling).
 TIE_S = 0.25
-# A signal that does not end a generation explains its end only if it is near; a proven fault of the fabric or
-# of the driver may linger: vLLM waits 300 s for a step, NCCL's watchdog 600 s. What only suggests is repeated
-# while it lasts (vLLM every 60 s; its wait for Ray's resources in doubling steps up to half an hour).
+# A signal that does not end a generation explains its end only if it is near; what lasts may linger. A proven
+# fault of the fabric or of the driver lingers where something then stood still: vLLM waits 300 s for a step,
+# NCCL's watchdog 600 s. What only suggests is repeated while it lasts (vLLM every 60 s; its wait for Ray's
+# resources in doubling steps up to half an hour).
 NEAR_S = 60.0
 REPEATED_S = 130.0
 LINGER_S = 900.0
@@ -76,6 +77,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("unknown",),
     ("engine_dead_unspecified",),
 )
+# What is wrong with the installation or with what a person set.
+INSTALLED = frozenset(next(group for group in ORDER if "disk_full" in group))
 # The phases of a start, in order.
 START = (
     Phase.FORMING,
@@ -102,7 +105,7 @@ _HANG = _PLACES["engine_hang"][0]
 _DEATH = _PLACES["worker_process_died"][0]
 # A suggestion of these says why a start waits or with which error a process ended by itself: it beats "no
 # progress" and "a process ended".
-_EXPLAINS_AN_END = frozenset(
+EXPLAINS_AN_END = frozenset(
     {
         "c10d_connect_timeout",
         "gloo_connect_failure",
@@ -127,6 +130,8 @@ _LINGERING = frozenset(
         "wrong_interface",
     }
 )
+# Of these, what ended for a reason of its own did not wait for the fault to show.
+_STANDS_STILL = frozenset({"gpu_xid", "ib_roce_error"})
 # What names a cause even where nothing failed (yet): something stands still, refuses, or was stopped.
 _SPEAKS_ALONE = frozenset(
     {
@@ -143,10 +148,10 @@ _SPEAKS_ALONE = frozenset(
 )
 # What names a cause in a log that somebody gives, though nothing in it shows an end: a piece of a kernel log
 # is about a kill, and a warning that a start never got beyond is about its reason.
-_SPEAKS_WHEN_READ = frozenset({"kernel_oom", "cgroup_oom", "ib_roce_error", "nccl_init_failure"})
+_SPEAKS_WHEN_READ = frozenset({"kernel_oom", "cgroup_oom", "gpu_xid", "ib_roce_error", "nccl_init_failure"})
 _SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
-# A kill of any process: of a log that somebody gives it is the subject; of a live node it tells only as much.
-OF_ANYBODY = {"kernel_oom_other": "host_memory_pressure", "cgroup_oom_other": NONE}
+# Of any process: of a log that somebody gives it is the subject; of a live node it tells only as much.
+OF_ANYBODY = {"kernel_oom_other": "host_memory_pressure", "cgroup_oom_other": NONE, "gpu_xid_other": NONE}
 # What is said only where nothing else is: an error that nobody knows, requests that failed.
 _LEAST = frozenset({"unexplained_error", "requests_failed"})
 # Two different suggestions of one node make a proof of these.
@@ -155,14 +160,14 @@ _CORROBORATED = frozenset({"uma_host_exhaustion"})
 _AFTER_A_HANG = frozenset(
     {"worker_process_died", "clean_shutdown", "ray_node_died", "ray_gcs_unreachable", "killed_unspecified"}
 )
-_HANGS = frozenset({"engine_hang", "nccl_timeout"})
+HANGS = frozenset({"engine_hang", "nccl_timeout"})
 # An exception of the engine's own; what ends after it was ended by its shutdown.
 _OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
 _ANY_ERRORS = frozenset({*_OWN_ERRORS, "unexplained_exception"})
 # A crash that a process's own end may be: of an exception, while the interpreter is torn down.
 _CRASHES = frozenset({"process_crashed", "crash_reported"})
 # What runs out of time after a death was waiting for the dead.
-_WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
+WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
 _REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
 
 
@@ -204,7 +209,7 @@ def weight(signal: Signal) -> float:
     if signal.proof is Proof.PROVES:
         return float(rank)
     if signal.proof is Proof.SUGGESTS:
-        return _HANG - 0.5 if signal.cause in _EXPLAINS_AN_END else _DEATH + 0.25 + rank / 100
+        return _HANG - 0.5 if signal.cause in EXPLAINS_AN_END else _DEATH + 0.25 + rank / 100
     return float(2 * len(ORDER)) + _FIRST_OF_CASCADE.get(signal.cause, 1.0) + rank / 100
 
 
@@ -218,8 +223,20 @@ def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
         return False
     if signal.id == FAILING_ID:
         return _failed_before_a_stop(evidence)
-    loading = evidence.phase is not None and evidence.phase not in _UNLOADED
-    return signal.cause in _SPEAKS_WHEN_READ or (signal.cause in _SPEAKS_BEFORE_LOADING and not loading)
+    return signal.cause in _SPEAKS_WHEN_READ or _stands_before_loading(signal, evidence)
+
+
+def _stands_before_loading(signal: Signal, evidence: Evidence) -> bool:
+    """Return whether a warning about the way to other nodes is the last that is heard of a start.
+
+    Of one node alone it is harmless, and so it is where the engine was stopped as it should be.
+    """
+    if signal.cause not in _SPEAKS_BEFORE_LOADING:
+        return False
+    if evidence.phase is not None and evidence.phase not in _UNLOADED:
+        return False
+    alone = len({*evidence.nodes, signal.node}) < 2 and ", ip=" not in signal.quote
+    return not alone and all(s.cause != "clean_shutdown" for s in evidence.signals)
 
 
 def _failed_before_a_stop(evidence: Evidence) -> bool:
@@ -268,13 +285,28 @@ def corroborate(signals: Sequence[Signal]) -> frozenset[tuple[str, str]]:
     return frozenset(pair for pair, names in ids.items() if len(names) > 1)
 
 
-def is_stale(signal: Signal, failed_at_s: float | None) -> bool:
-    """Return whether a signal is too old to explain what failed at *failed_at_s*."""
-    if failed_at_s is None or signal.fatal:
+def is_decided(signals: Sequence[Signal], failed_at_s: float) -> bool:
+    """Return whether something proven that is near explains a failure, and no hang came before it."""
+    hung_s = min((hung_since(s) for s in signals if s.fatal and s.cause in HANGS), default=float("inf"))
+    return any(
+        s.proof is Proof.PROVES
+        and s.cause not in HANGS | _STANDS_STILL
+        and s.at_s < hung_s
+        and failed_at_s - s.at_s <= NEAR_S
+        for s in signals
+    )
+
+
+def is_stale(signal: Signal, failed_at_s: float, *, decided: bool) -> bool:
+    """Return whether a signal is too old to explain what failed at *failed_at_s*.
+
+    *decided* tells whether the failure is proven to be something else than standing still.
+    """
+    if signal.fatal:
         return False
-    if signal.cause not in _LINGERING:
+    if signal.cause not in _LINGERING or (decided and signal.cause in _STANDS_STILL):
         limit_s = NEAR_S
-    elif signal.proof is Proof.PROVES or signal.cause in _EXPLAINS_AN_END:
+    elif signal.proof is Proof.PROVES or signal.cause in EXPLAINS_AN_END:
         limit_s = LINGER_S
     else:
         limit_s = REPEATED_S
@@ -297,7 +329,7 @@ def consequences(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Sign
         for s in signals
         if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
         or (s.at_s > any_error_s and (s.cause == "killed_unspecified" or s.id in _CRASHES))
-        or (s.cause in _WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
+        or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
         or (s.id in _REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
         or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
     )
@@ -308,8 +340,8 @@ def after_our_fence(
 ) -> tuple[Signal, ...]:
     """Return the signals that units which we were ending wrote about their end.
 
-    *ended* has (node, whether it is the serve unit) of units that ended by themselves: theirs is evidence,
-    however late it is read.
+    *ended* has (node, whether it is the serve unit) of units that ended by themselves: what they wrote is
+    evidence, however late it is read and whomever it concerns.
     """
     if fence_at_s is None:
         return ()
@@ -319,8 +351,13 @@ def after_our_fence(
         if s.at_s > fence_at_s
         and s.cause in _SAID_WHEN_ENDED
         and s.source != OWN_SOURCE
-        and (s.node, s.source.startswith("serve")) not in ended
+        and (s.writer, s.source.startswith("serve")) not in ended
     )
+
+
+def hung_since(hang: Signal) -> float:
+    """Return since when what ends is a hang's consequence."""
+    return hang.at_s + (0.0 if hang.proof is Proof.PROVES else SUSPICION_S)
 
 
 def _is_death(signal: Signal) -> bool:
@@ -328,10 +365,9 @@ def _is_death(signal: Signal) -> bool:
 
 
 def _after_a_hang(signal: Signal, first: Signal) -> bool:
-    if first.cause not in _HANGS or signal.cause not in _AFTER_A_HANG:
+    if first.cause not in HANGS or signal.cause not in _AFTER_A_HANG:
         return False
-    allowed_s = 0.0 if first.proof is Proof.PROVES else SUSPICION_S
-    return signal.at_s >= first.at_s + allowed_s
+    return signal.at_s >= hung_since(first)
 
 
 def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool:

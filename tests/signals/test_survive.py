@@ -1,0 +1,79 @@
+"""What an engine lived through is no cause; what ended it stays one, whatever its API server still prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkd.engines.lines import read_line
+from sparkd.signals.assess import assess
+from sparkd.signals.catalogue import packaged_catalogue
+from sparkd.signals.model import Record
+
+CATALOGUE = packaged_catalogue()
+READY = "INFO:     Application startup complete."
+ANSWER = 'INFO:     10.0.0.8:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+RATE = "Engine 000: Avg generation throughput: 21.0 tokens/s, Running: 1 reqs"
+DIED = "Worker proc VllmWorker-1 died unexpectedly, shutting down executor."
+CORE = "EngineCore encountered a fatal error.\nTraceback (most recent call last):\nKeyError: 'a'"
+CONFIG = "Resolved architecture: Qwen3ForCausalLM"
+PASSED = [
+    "ValueError: This model's maximum context length is 2048 tokens. However, you requested 5000 tokens",
+    "FileNotFoundError: [Errno 2] No such file or directory: '/x.png'",
+    "python3[811]: segfault at 18 ip 00007f1c4a2b1c3d sp 00007ffd2c error 4 in libc.so.6[7f1c4a000000+b]",
+    "NVRM: Xid (PCI:000f:01:00): 13, pid=4711, name=python3, Graphics Exception",
+    "OSError: [Errno 98] Address already in use",
+    "Error in inspecting model architecture 'Qwen3ForCausalLM'",
+]
+
+
+def cause(*timed: tuple[float, str, str]) -> str:
+    records = [Record(source, "a", text, at_s=at_s) for at_s, source, text in timed]
+    return assess(records, CATALOGUE, read_line=read_line).diagnosis.cause
+
+
+@pytest.mark.parametrize("text", PASSED)
+@pytest.mark.parametrize("work", [ANSWER, READY])
+def test_work_acquits_what_was_said_before_it(text: str, work: str) -> None:
+    assert cause((0.0, "log", CONFIG), (1.0, "log", text), (20.0, "log", work)) == "none"
+
+
+def test_a_rate_tells_of_the_seconds_before_it() -> None:
+    segfault = PASSED[2]
+    assert cause((0.0, "log", segfault), (3.0, "log", RATE)) == "worker_process_died"
+    assert cause((0.0, "log", segfault), (3.0, "log", RATE), (13.5, "log", RATE)) == "none"
+
+
+def test_the_clocks_of_two_logs_are_no_order() -> None:
+    assert cause((0.0, "kernel", PASSED[2]), (3.0, "log", ANSWER)) == "worker_process_died"
+    assert cause((0.0, "kernel", PASSED[2]), (30.0, "log", ANSWER)) == "none"
+
+
+def test_what_the_engine_says_of_its_end_is_not_acquitted() -> None:
+    assert cause((0.0, "log", DIED), (1.0, "log", ANSWER)) == "worker_process_died"
+    assert cause((0.0, "log", CORE), (1.0, "log", ANSWER)) != "none"
+
+
+def test_what_ended_an_earlier_start_stays() -> None:
+    again = [(2.0, "log", CONFIG), (9.0, "log", READY)]
+    assert (
+        cause((0.0, "log", CONFIG), (0.5, "log", READY), (1.0, "log", PASSED[5]), *again) == "broken_install"
+    )
+
+
+def test_the_tail_of_a_stop_is_a_stop() -> None:
+    dead = (
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+    )
+    stopped = "[shutdown] API server: engine client stopped"
+    assert cause((0.0, "log", dead), (0.1, "log", stopped)) == "clean_shutdown"
+    assert cause((0.0, "log", DIED), (0.1, "log", dead), (0.2, "log", stopped)) == "worker_process_died"
+
+
+def test_a_spread_engine_that_waits_for_a_killed_node_lost_it() -> None:
+    meets = "world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://{}:29501 backend=gloo"
+    waits = (60.0, "a.log", "TimeoutError: RPC call to execute_model timed out.")
+    killed = (5.0, "b.log", "# EXIT CODE 137")
+    spread, alone = (0.0, "a.log", meets.format("10.77.0.1")), (0.0, "a.log", meets.format("127.0.0.1"))
+    assert cause(spread, killed, waits) == "peer_lost"
+    assert cause(spread, waits) == "engine_hang"
+    assert cause(alone, killed, waits) == "engine_hang"
