@@ -225,5 +225,6 @@ odd_signals = st.builds(
     rank=st.none() | st.integers(),
     phase=st.none() | phases,
     printed=st.none() | st.text(max_size=80),
+    reader=st.text(max_size=80),
     quantities=tuples(st.builds(Quantity, st.text(max_size=80), st.floats()), 3),
 )

@@ -123,6 +123,7 @@ SIGNAL = shape(
         "rank": optional(integer(0, RANK_MAX)),
         "phase": optional(choice(Phase)),
         "printed": optional(LABEL),
+        "reader": LABEL,
         "quantities": array(QUANTITY, QUANTITIES_MAX),
     },
 )
