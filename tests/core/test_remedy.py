@@ -187,3 +187,21 @@ def test_the_emptiest_nodes_memory_counts_where_nobody_is_known() -> None:
     assert silent.memory
     other = remedy.choose(replace(killed, node="spark-a"), facts(nodes=nodes), POLICY, 0.0)
     assert not other.memory
+
+
+def test_readings_of_another_memory_than_the_diagnosis_speaks_of_are_not_used() -> None:
+    """A limit of 119.7 GiB, on a node that measured 23.5: what was available there says nothing."""
+    kill = diagnosed(
+        "ray_oom_kill",
+        Phase.CAPTURING_GRAPHS,
+        used_bytes=113.78 * GIB,
+        total_bytes=TOTAL,
+        threshold_bytes=0.95 * TOTAL,
+    )
+    measured = {"kv_cache_bytes": int(48.5 * GIB), "weights_bytes": 55 * GIB}
+    plain = remedy.choose(kill, facts(**measured), POLICY, 0.0)
+    node = remedy.NodeMemory("spark-a", int(23.5 * GIB), 20 * GIB, 18 * GIB)
+    small = {"total_bytes": int(23.5 * GIB), "baseline_bytes": 20 * GIB, "loading_available_bytes": 19 * GIB}
+    strange = remedy.choose(kill, facts(**measured, **small, nodes=(node,)), POLICY, 0.0)
+    assert strange.settings == plain.settings
+    assert plain.settings.kv_cache_bytes > 42 * GIB

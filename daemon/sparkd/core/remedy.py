@@ -108,7 +108,7 @@ class Remedy:
 def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Remedy:
     """Return the remedy for *diagnosis* and its reason."""
     cause = diagnosis.cause
-    facts = _at(facts, diagnosis.node)
+    facts = _comparable(_at(facts, diagnosis.node), diagnosis)
     # A start that takes longer than the window allows still may not be tried for ever.
     used = max(spent_on(cause, facts.spent, policy, now), facts.causes.count(cause))
     if _held_by_others(diagnosis, facts, policy):
@@ -167,6 +167,27 @@ def _at(facts: Facts, node: str | None) -> Facts:
         total_bytes=emptiest.total_bytes or facts.total_bytes,
         baseline_bytes=emptiest.baseline_bytes,
         lowest_available_bytes=emptiest.lowest_available_bytes,
+    )
+
+
+SAME_MEMORY_SHARE = 0.1
+"""Ray and the kernel count a node's memory a little differently; a limit or a device is something else."""
+
+
+def _comparable(facts: Facts, diagnosis: Diagnosis) -> Facts:
+    """Return the facts without the node's readings where the diagnosis speaks of another memory's size.
+
+    A container's limit or a GPU of its own is not what was measured on the node.
+    """
+    total = diagnosis.quantity("total_bytes")
+    if not total or not facts.total_bytes or abs(total - facts.total_bytes) <= SAME_MEMORY_SHARE * total:
+        return facts
+    return replace(
+        facts,
+        total_bytes=int(total),
+        baseline_bytes=None,
+        loading_available_bytes=None,
+        lowest_available_bytes=None,
     )
 
 
