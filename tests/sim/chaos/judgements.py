@@ -58,6 +58,12 @@ def _within(settings: Settings, asked: Settings, floors: Floors) -> bool:
     )
 
 
+def _held_by_others(record: Remedied) -> bool:
+    """Memory that something else holds is waited for: no setting has failed."""
+    unchanged = record.settings_after == record.settings_before
+    return unchanged and record.diagnosis.cause == "startup_free_memory_too_low"
+
+
 class Judgements:
     """What the coordinator decided."""
 
@@ -172,7 +178,7 @@ class Judgements:
         self.not_before_s = now + record.backoff_s - EARLY_S
         if not _is_boot(record):
             self._spend(cause, now, daemon)
-        if cause in MEMORY:
+        if cause in MEMORY and not _held_by_others(record):
             self.failed[record.settings_before] = cause
 
     def _backoff(self, record: Remedied, policy: Policy) -> None:
