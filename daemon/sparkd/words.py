@@ -56,6 +56,22 @@ class Phase(StrEnum):
     ESCALATED = "escalated"
 
 
+ENGINE: tuple[Phase, ...] = (
+    Phase.RESOLVING_CONFIG,
+    Phase.INIT_DISTRIBUTED,
+    Phase.LOADING_WEIGHTS,
+    Phase.COMPILING,
+    Phase.PROFILING,
+    Phase.ALLOCATING_KV_CACHE,
+    Phase.CAPTURING_GRAPHS,
+    Phase.STARTING_API,
+)
+"""The engine's own phases, in their usual order."""
+
+LIVE: tuple[Phase, ...] = (Phase.FORMING, *ENGINE, Phase.VERIFYING, Phase.SERVING)
+"""Phases in which a generation runs or is started, in order: an exit that nobody ordered is a failure."""
+
+
 class CudaGraph(StrEnum):
     """How much CUDA graph capture the engine does, most first: each step down needs less memory."""
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sparkd.core.coordinator import PAUSABLE
 from sparkd.core.messages import UnitState
-from sparkd.core.phases import ENGINE, LIVE, TRANSITIONS
-from sparkd.words import Phase
+from sparkd.core.phases import TRANSITIONS
+from sparkd.words import ENGINE, LIVE, Phase
 
 DOCS = Path(__file__).parents[2] / "docs" / "phases.md"
 REWRITE = "SPARKD_REWRITE"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkd.core.phases import ENGINE, LIVE, TRANSITIONS, IllegalTransitionError, check_move, is_forward
-from sparkd.words import Phase
+from sparkd.core.phases import TRANSITIONS, IllegalTransitionError, check_move, is_forward
+from sparkd.words import ENGINE, LIVE, Phase
 
 
 def test_every_phase_has_a_row_and_can_be_reached() -> None:

@@ -13,12 +13,11 @@ from sparkd.core import fence, incident, keeping, launch, member, unclean, watch
 from sparkd.core.commands import PublishIntent
 from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
-from sparkd.core.phases import ENGINE, LIVE
 from sparkd.core.records import SettingsAdopted, WaitingFor
 from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
 from sparkd.signals.model import UnitExit
-from sparkd.words import Backend, Phase, Stamp, UnitName
+from sparkd.words import ENGINE, LIVE, Backend, Phase, Stamp, UnitName
 
 PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
 """Safe points: nothing is half done there."""
@@ -140,7 +139,7 @@ def _idle(turn: Turn) -> None:
 
 
 def _waiting(turn: Turn) -> None:
-    if turn.lead.intent is not None and any(units for _, units in turn.lead.intent.wanted):
+    if turn.lead.intent is not None and turn.lead.intent.wants_units:
         fence.demand_nothing(turn, turn.policy.stop_grace_s)  # after a pause: nothing is wanted from here on
     if nodes := fence.unkillable(turn):
         _escalate_unkillable(turn, nodes)

@@ -39,11 +39,16 @@ class Case:
 def decide(case: Case, policy: Policy) -> tuple[Diagnosis, Remedy]:
     """Return the cause and what follows from it."""
     diagnosis = judge(case.evidence)
+    return diagnosis, follow(case, diagnosis, policy)
+
+
+def follow(case: Case, diagnosis: Diagnosis, policy: Policy) -> Remedy:
+    """Return what follows from *diagnosis*, whoever made it."""
     chosen = remedy.choose(diagnosis, case.facts, policy, case.at_s)
-    return diagnosis, weighed(case, diagnosis, chosen, policy)
+    return _weighed(case, diagnosis, chosen, policy)
 
 
-def weighed(case: Case, diagnosis: Diagnosis, chosen: Remedy, policy: Policy) -> Remedy:
+def _weighed(case: Case, diagnosis: Diagnosis, chosen: Remedy, policy: Policy) -> Remedy:
     """Fit the remedy into what went before: a trial falls back to what worked, a slow retry ends at once."""
     if case.trial and chosen.memory and case.proven not in (None, case.facts.settings):
         text = "the asked settings failed again: back to those that served before"

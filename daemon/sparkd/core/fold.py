@@ -1,6 +1,6 @@
 """Every event folded into the state: what was observed, nothing decided.
 
-An observation that only confirms what is known is written as such (`Turn.confirm_…`): it moves a silence
+An observation that only confirms what is known is set without `news`: it moves a silence
 later and leaves everything that was decided as it is.
 
 An event of a generation that is over changes no observation of the one that runs. Decisions follow in
@@ -15,7 +15,6 @@ from typing import Any
 
 from sparkd.core import events as ev
 from sparkd.core import incident, member, membership, observed, watch
-from sparkd.core.evolve import evolve
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
@@ -66,11 +65,8 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     peer = turn.state.peer(telemetry.node)
     if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
         return
-    changes = {"telemetry": telemetry, "heard_at_s": turn.now, "mqtt_at_s": turn.now}
-    if membership.is_heard(turn, peer):
-        turn.confirm_peer(peer, changes)
-    else:
-        turn.set_peer(peer, **changes)
+    news = not membership.is_heard(turn, peer)
+    turn.set_peer(peer, news=news, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
@@ -85,12 +81,9 @@ def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
     if peer is None:
         return
     reason = "" if event.reached else event.reason
-    changes = {"probing": False, "will": False, "probe_reason": reason}
     turn.wake_for(Concern.SAY, peer.probed_at_s + PROBE_PEER_EVERY_S)
-    if reason == peer.probe_reason:
-        turn.confirm_peer(peer, changes)
-    else:
-        turn.set_peer(peer, **changes)
+    news = reason != peer.probe_reason
+    turn.set_peer(peer, news=news, probing=False, will=False, probe_reason=reason)
 
 
 def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:
@@ -190,19 +183,14 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     lowest = before.lowest_bytes
     if lowest is not None and before.ran:
         lowest = min(lowest, event.sample.available_bytes)
-    found = {"memory": event.sample, "lowest_bytes": lowest}
-    if before.fenced_generation < before.emptied_generation:
-        turn.set_member(**found)  # it is waited for
-    else:
-        turn.confirm_state(member=evolve(before, found))
+    waited_for = before.fenced_generation < before.emptied_generation
+    turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
 
 
 def _model(turn: Turn, event: ev.ModelChecked) -> None:
-    found = {"ready": event.ready, "not_ready": None if event.ready else event.reason}
-    if (turn.member.ready, turn.member.not_ready) == tuple(found.values()):
-        turn.confirm_state(member=evolve(turn.member, found))
-    else:
-        turn.set_member(**found)
+    not_ready = None if event.ready else event.reason
+    news = (turn.member.ready, turn.member.not_ready) != (event.ready, not_ready)
+    turn.set_member(news=news, ready=event.ready, not_ready=not_ready)
 
 
 def _operator(turn: Turn, event: ev.OperatorAsked) -> None:

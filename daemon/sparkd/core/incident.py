@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from sparkd.core import fence, remedy, restart
 from sparkd.core.decision import Case, decide
-from sparkd.core.phases import ENGINE, LIVE, is_forward
+from sparkd.core.phases import is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
 from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
-from sparkd.words import Phase, Settings
+from sparkd.words import ENGINE, LIVE, Phase, Settings
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparkd.core.messages import UnitState
-from sparkd.core.phases import LIVE
 from sparkd.core.policy import Policy
 from sparkd.core.remedy import MEMORY
 from sparkd.core.state import Coordinator, State
 from sparkd.signals.causes import UNKNOWN
-from sparkd.words import Backend, Phase, UnitName
+from sparkd.words import LIVE, Backend, Phase, UnitName
 
 
 def check(state: State, policy: Policy) -> tuple[str, ...]:
@@ -58,7 +57,7 @@ def _no_failure_while_live(lead: Coordinator, _state: State, _policy: Policy) ->
 
 
 def _fenced_before_start(lead: Coordinator, _state: State, _policy: Policy) -> bool:
-    wants = lead.intent is not None and any(units for _, units in lead.intent.wanted)
+    wants = lead.intent is not None and lead.intent.wants_units
     return lead.phase in (*LIVE, Phase.STOPPING, Phase.PAUSED) or not wants
 
 

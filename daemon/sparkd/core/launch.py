@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from sparkd.core import fence, incident, watch
 from sparkd.core.membership import head_joined, unproven
-from sparkd.core.phases import ENGINE, is_forward
+from sparkd.core.phases import is_forward
 from sparkd.core.records import Verified
 from sparkd.core.state import Watch
 from sparkd.core.turn import Turn
-from sparkd.words import Backend, Phase, Stamp, UnitName
+from sparkd.words import ENGINE, Backend, Phase, Stamp, UnitName
 
 VERIFY_PAUSE_S = 1.0
 """Between two tries of the verifying generation."""

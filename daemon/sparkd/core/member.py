@@ -11,11 +11,10 @@ from dataclasses import replace
 from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
 from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, UnitState
-from sparkd.core.phases import ENGINE
 from sparkd.core.records import MemberRan, MemberRested, UnitChanged
 from sparkd.core.state import Unit
 from sparkd.core.turn import Turn
-from sparkd.words import Phase, UnitName
+from sparkd.words import ENGINE, Phase, UnitName
 
 LEAVING_PATIENCE_S = 6.0
 """How long a leaving worker waits for the coordinator's fence before it stops its own member."""

@@ -57,10 +57,8 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         "retired": retired,
         "received_seq": 0 if changed else peer.received_seq,
     }
-    if fresh == peer.fresh and same_level(before, status) and (not by_mqtt or is_heard(turn, peer)):
-        turn.confirm_peer(peer, changes)
-    else:
-        turn.set_peer(peer, **changes)
+    same = fresh == peer.fresh and same_level(before, status) and (not by_mqtt or is_heard(turn, peer))
+    turn.set_peer(peer, news=not same, **changes)
 
 
 def fold_intent(turn: Turn, event: IntentReceived) -> None:

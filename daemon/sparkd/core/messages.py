@@ -69,6 +69,11 @@ class Intent:
     phase: Phase
     grace_s: float = 10.0
 
+    @property
+    def wants_units(self) -> bool:
+        """Whether any unit shall run anywhere; where not, it is a fence."""
+        return any(units for _, units in self.wanted)
+
     def units_of(self, node: str) -> tuple[UnitName, ...]:
         """Return the units wanted on *node*, none where it is not named."""
         return next((units for name, units in self.wanted if name == node), ())

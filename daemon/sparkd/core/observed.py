@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from sparkd.core import events as ev
 from sparkd.core import watch
-from sparkd.core.phases import ENGINE
 from sparkd.core.state import Watch
 from sparkd.core.turn import Concern, Turn
-from sparkd.words import Phase
+from sparkd.words import ENGINE, Phase
 
 
 def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
@@ -32,10 +31,8 @@ def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
         **_sizes(turn, event, seen),
         "rate_tok_s": seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
     }
-    if known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done):
-        turn.confirm_watch(**changes)
-    else:
-        turn.set_watch(**changes)
+    same = known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done)
+    turn.set_watch(news=not same, **changes)
 
 
 def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | None]:
@@ -89,10 +86,8 @@ def membership(turn: Turn, event: ev.MembershipObserved) -> None:
         "membership": event,
         "membership_ok_at_s": turn.now,
     }
-    if before.membership is not None and before.membership.nodes == event.nodes:
-        turn.confirm_watch(**changes)
-    else:
-        turn.set_watch(**changes)
+    same = before.membership is not None and before.membership.nodes == event.nodes
+    turn.set_watch(news=not same, **changes)
 
 
 def engine(turn: Turn, event: ev.EngineObserved) -> None:
@@ -120,10 +115,7 @@ def engine(turn: Turn, event: ev.EngineObserved) -> None:
         else before.busy_at_s,
     }
     turn.wake_for(Concern.PROBE, watch.next_engine_s(turn))
-    if _same_engine(before, event, since_s, grew=grew):
-        turn.confirm_watch(**changes)
-    else:
-        turn.set_watch(**changes)
+    turn.set_watch(news=not _same_engine(before, event, since_s, grew=grew), **changes)
 
 
 def _is_canary(turn: Turn, before: Watch) -> bool:

@@ -10,23 +10,9 @@ Engine phases may be skipped, and an engine may show them in its own order; spar
 
 from __future__ import annotations
 
-from sparkd.words import Phase
+from sparkd.words import ENGINE, Phase
 
 P = Phase
-
-ENGINE: tuple[Phase, ...] = (
-    P.RESOLVING_CONFIG,
-    P.INIT_DISTRIBUTED,
-    P.LOADING_WEIGHTS,
-    P.COMPILING,
-    P.PROFILING,
-    P.ALLOCATING_KV_CACHE,
-    P.CAPTURING_GRAPHS,
-    P.STARTING_API,
-)
-
-LIVE: tuple[Phase, ...] = (P.FORMING, *ENGINE, P.VERIFYING, P.SERVING)
-"""Phases in which a generation runs or is being started: an exit that nobody ordered is a failure."""
 
 
 def _engine_moves() -> dict[Phase, tuple[Phase, ...]]:

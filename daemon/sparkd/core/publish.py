@@ -101,7 +101,7 @@ def _status(turn: Turn) -> None:
         return
     status = status_of(turn.state, policy.shared_digest, policy.node_digest, policy.version)
     if due or not same_level(published.level, status):
-        turn.confirm_state(published=evolve(published, {"level": status, "status_at_s": turn.now}))
+        turn.set_state(news=False, published=evolve(published, {"level": status, "status_at_s": turn.now}))
         turn.order(PublishStatus(status=status))
         turn.wake(turn.now + policy.status_every_s)
 
@@ -130,7 +130,7 @@ def _telemetry(turn: Turn) -> None:
     published = turn.state.published
     if not turn.due(published.telemetry_at_s + turn.policy.telemetry_every_s):
         return
-    turn.confirm_state(published=evolve(published, {"telemetry_at_s": turn.now}))
+    turn.set_state(news=False, published=evolve(published, {"telemetry_at_s": turn.now}))
     turn.wake(turn.now + turn.policy.telemetry_every_s)
     if turn.state.broker:
         turn.order(PublishTelemetry(telemetry=_telemetry_of(turn)))
@@ -179,5 +179,5 @@ def _probe_peer(turn: Turn, peer: Peer) -> None:
         or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S)
     ):
         return
-    turn.confirm_peer(peer, {"probing": True, "probed_at_s": turn.now})
+    turn.set_peer(peer, news=False, probing=True, probed_at_s=turn.now)
     turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))

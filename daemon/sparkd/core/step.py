@@ -51,7 +51,7 @@ def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> S
             keeping.keep(turn)
         for rule in check(turn.state, policy):
             turn.note(InvariantBroken(rule=rule))
-    turn.confirm_state(wakes=tuple(turn.wakes))
+    turn.set_state(news=False, wakes=tuple(turn.wakes))
     return Step(turn.state, tuple(turn.commands), tuple(turn.records))
 
 

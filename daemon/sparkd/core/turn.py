@@ -3,8 +3,8 @@
 A turn lives inside one call of `step` and nowhere else; to the outside the step stays a pure function.
 
 What changes the state is *news*: everything is decided anew. An observation that only confirms what is
-known (a heartbeat, a counter that grew) is written with `confirm_…`: it moves silences later, so nothing
-needs to be decided before the deadlines that stand.
+known (a heartbeat, a counter that grew) is set with `news=False`: it moves silences later, so nothing needs
+to be decided before the deadlines that stand.
 """
 
 from __future__ import annotations
@@ -49,41 +49,28 @@ class Draft:
             raise LookupError("this node does not coordinate")
         return self.state.coordinator
 
-    def set_state(self, **changes: Any) -> None:
-        """Replace fields of the state: news."""
-        self.news = True
+    def set_state(self, *, news: bool = True, **changes: Any) -> None:
+        """Replace fields of the state; not *news* where they only move silences later."""
+        self.news = self.news or news
         self.state = evolve(self.state, changes)
 
-    def set_member(self, **changes: Any) -> None:
+    def set_member(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the member."""
-        self.set_state(member=evolve(self.state.member, changes))
+        self.set_state(news=news, member=evolve(self.state.member, changes))
 
-    def set_lead(self, **changes: Any) -> None:
+    def set_lead(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the coordinator."""
-        self.set_state(coordinator=evolve(self.lead, changes))
+        self.set_state(news=news, coordinator=evolve(self.lead, changes))
 
-    def set_watch(self, **changes: Any) -> None:
+    def set_watch(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of what is observed of the running generation."""
-        self.set_lead(watch=evolve(self.lead.watch, changes))
+        self.set_lead(news=news, watch=evolve(self.lead.watch, changes))
 
-    def set_peer(self, peer: Peer, **changes: Any) -> None:
+    def set_peer(self, peer: Peer, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of a peer."""
-        self.news = True
-        self.confirm_peer(peer, changes)
-
-    def confirm_state(self, **changes: Any) -> None:
-        """Replace fields of the state that no decision needs before its deadline."""
-        self.state = evolve(self.state, changes)
-
-    def confirm_watch(self, **changes: Any) -> None:
-        """Replace fields of the observations, where they only move silences later."""
-        lead = self.lead
-        self.confirm_state(coordinator=evolve(lead, {"watch": evolve(lead.watch, changes)}))
-
-    def confirm_peer(self, peer: Peer, changes: dict[str, Any]) -> None:
-        """Replace fields of a peer, where they only move its silence later."""
         new = evolve(peer, changes)
-        self.confirm_state(peers=tuple(new if p.node == peer.node else p for p in self.state.peers))
+        peers = tuple(new if p.node == peer.node else p for p in self.state.peers)
+        self.set_state(news=news, peers=peers)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,10 +11,9 @@ from sparkd.core.commands import ProbeEngine, ProbeMembership, SendCanary
 from sparkd.core.incident import observe_failure
 from sparkd.core.membership import lost_nodes
 from sparkd.core.messages import UnitState
-from sparkd.core.phases import ENGINE, LIVE
 from sparkd.core.state import Watch
 from sparkd.core.turn import Turn
-from sparkd.words import Backend, Phase, UnitName
+from sparkd.words import ENGINE, LIVE, Backend, Phase, UnitName
 
 CANARY_PROMPTLY_S = 15.0
 """A canary so long after the last token of an engine that was busy: a hang is found before the next one."""
@@ -58,7 +57,7 @@ def _probe_membership(turn: Turn) -> None:
     if turn.policy.backend is not Backend.RAY or watch.probing_membership:
         return
     if turn.due(next_membership_s(turn)):
-        turn.confirm_watch(probing_membership=True, probed_membership_at_s=turn.now)
+        turn.set_watch(news=False, probing_membership=True, probed_membership_at_s=turn.now)
         turn.order(ProbeMembership(generation=turn.lead.generation))
 
 
@@ -76,7 +75,7 @@ def _period(turn: Turn, every_s: float) -> float:
 def _probe_engine(turn: Turn) -> None:
     if turn.lead.watch.probing_engine or not turn.due(next_engine_s(turn)):
         return
-    turn.confirm_watch(probing_engine=True, probed_engine_at_s=turn.now)
+    turn.set_watch(news=False, probing_engine=True, probed_engine_at_s=turn.now)
     turn.order(ProbeEngine(generation=turn.lead.generation))
 
 

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkd.core import fence, launch, remedy, restart
-from sparkd.core.decision import weighed
+from sparkd.core.decision import follow
 from sparkd.core.incident import case_of
 from sparkd.core.membership import missing, unproven
-from sparkd.core.phases import ENGINE, LIVE
 from sparkd.core.policy import Policy
 from sparkd.core.state import Coordinator, State
 from sparkd.core.turn import Turn
 from sparkd.core.watch import outstanding_since_s
 from sparkd.signals.model import Diagnosis, Evidence
-from sparkd.words import Phase
+from sparkd.words import ENGINE, LIVE, Phase
 
 VERSION = 1
 _NAMES: dict[Phase, str] = {
@@ -185,7 +184,7 @@ def _if_memory(turn: Turn) -> str:
     lead = turn.lead
     assumed = Diagnosis("uma_host_exhaustion", lead.phase, None, False, 1.0, "assumed")
     case = case_of(turn, Evidence(), lead.streak + 1, lead.incident.causes if lead.incident else ())
-    chosen = weighed(case, assumed, remedy.choose(assumed, case.facts, turn.policy, turn.now), turn.policy)
+    chosen = follow(case, assumed, turn.policy)
     return chosen.explanation if chosen.action is remedy.Action.RELAUNCH else f"give up: {chosen.explanation}"
 
 

@@ -182,5 +182,5 @@ class Loop:
 def _starts(command: Command) -> bool:
     """Whether a command may make something run, so that its records have to be on disk before it."""
     if isinstance(command, PublishIntent):
-        return any(units for _, units in command.intent.wanted)
+        return command.intent.wants_units
     return isinstance(command, StartUnit)

@@ -21,7 +21,7 @@ from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit, Weighed
-from sparkd.words import Phase, UnitName
+from sparkd.words import LIVE, Phase, UnitName
 
 EVIDENCE_MAX = 5
 CASCADE_MAX = 8
@@ -144,9 +144,9 @@ def _why_nothing(signal: Signal, first_s: float | None, evidence: Evidence, *, d
 
 def _passed(signal: Signal, phase: Phase | None) -> bool:
     """Return whether a signal that ended nothing is about a phase that the generation has left behind."""
-    if signal.fatal or signal.phase not in precedence.START or phase not in precedence.START:
+    if signal.fatal or signal.phase not in LIVE or phase not in LIVE:
         return False
-    return precedence.START.index(phase) > precedence.START.index(signal.phase)
+    return LIVE.index(phase) > LIVE.index(signal.phase)
 
 
 def _weighed(told: Sequence[Signal], aside: Mapping[Signal, str], root: Signal | None) -> tuple[Weighed, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.model import Evidence, Proof, Signal
-from sparkd.words import Phase
+from sparkd.words import LIVE, Phase
 
 # Times of two readers closer than this are not an order (both read their logs by polling).
 TIE_S = 0.25
@@ -79,23 +79,9 @@ ORDER: tuple[tuple[str, ...], ...] = (
 )
 # What is wrong with the installation or with what a person set.
 INSTALLED = frozenset(next(group for group in ORDER if "disk_full" in group))
-# The phases of a start, in order.
-START = (
-    Phase.FORMING,
-    Phase.RESOLVING_CONFIG,
-    Phase.INIT_DISTRIBUTED,
-    Phase.LOADING_WEIGHTS,
-    Phase.COMPILING,
-    Phase.PROFILING,
-    Phase.ALLOCATING_KV_CACHE,
-    Phase.CAPTURING_GRAPHS,
-    Phase.STARTING_API,
-    Phase.VERIFYING,
-    Phase.SERVING,
-)
-_UNLOADED = frozenset(START[: START.index(Phase.LOADING_WEIGHTS)])
+_UNLOADED = frozenset(LIVE[: LIVE.index(Phase.LOADING_WEIGHTS)])
 # Phases in which "no broadcast block for 60 s" is ordinary work.
-BUSY = frozenset(START[: START.index(Phase.STARTING_API)])
+BUSY = frozenset(LIVE[: LIVE.index(Phase.STARTING_API)])
 WAITS = frozenset({"engine_broadcast_waits"})
 # A start that a person interrupted was perhaps hanging: nothing says that it was meant to end.
 INTERRUPTS = frozenset({"interrupted"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkd.core.policy import Floors, Policy
-from sparkd.words import GIB, Backend, CudaGraph, Phase, Settings
+from sparkd.words import ENGINE, GIB, Backend, CudaGraph, Phase, Settings
 
 CODEC_SHARE = 0.06
 """Share of the worlds in which every message passes the real wire codec."""
@@ -180,17 +180,7 @@ def _policy(rng: random.Random, count: int, load: Load) -> dict[str, Any]:
 
 def _budgets(rng: random.Random) -> tuple[tuple[Phase, float], ...]:
     long_s = rng.uniform(90.0, 150.0)
-    engine = (
-        Phase.RESOLVING_CONFIG,
-        Phase.INIT_DISTRIBUTED,
-        Phase.LOADING_WEIGHTS,
-        Phase.COMPILING,
-        Phase.PROFILING,
-        Phase.ALLOCATING_KV_CACHE,
-        Phase.CAPTURING_GRAPHS,
-        Phase.STARTING_API,
-    )
-    return ((Phase.FORMING, 90.0), *((phase, long_s) for phase in engine), (Phase.VERIFYING, 100.0))
+    return ((Phase.FORMING, 90.0), *((phase, long_s) for phase in ENGINE), (Phase.VERIFYING, 100.0))
 
 
 def _settings(rng: random.Random) -> Settings:
