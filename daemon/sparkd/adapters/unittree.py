@@ -110,8 +110,11 @@ class Tree:
         """What was ordered reaches at least the root, whose pidfd is held; then look again."""
         if self.signal and self.root_fd >= 0:
             kill(self.root_fd, self.signal)
+        if not self.root:
+            await asyncio.sleep(UNWATCHED_RETRY_S)
+            return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.exited.wait() if self.root else asyncio.sleep(60), UNWATCHED_RETRY_S)
+            await asyncio.wait_for(self.exited.wait(), UNWATCHED_RETRY_S)
 
     def close(self) -> None:
         """Stop watching; ends nobody."""
