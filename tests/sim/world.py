@@ -90,6 +90,7 @@ class World:
         self.delay_s = 0.01
         self.model_ready = dict.fromkeys(nodes, True)
         self.hung = False
+        self.outlives = False  # whether units outlive their daemon, as under systemd
         self.ray_addresses: dict[str, str] = dict(NODES)
         self.never_joins: set[str] = set()
         self.on_serve: Callable[[Sim, Proc], bool] | None = None
@@ -232,7 +233,12 @@ class World:
         self.at(delay_s, lambda: self.tell(node, event))
 
     def _do_SweepLeftovers(self, node: Sim, _command: co.SweepLeftovers) -> None:  # noqa: N802
-        generations = tuple({p.stamp.generation for p in node.procs.values() if p.alive})
+        living = [proc for proc in node.procs.values() if proc.alive]
+        generations = tuple({proc.stamp.generation for proc in living})
+        if self.outlives:
+            running = tuple(ev.RunningUnit(proc.unit, proc.stamp, proc.settings) for proc in living)
+            self.later(node, 0.1, ev.LeftoversSwept(generations, running=running))
+            return
         node.procs.clear()
         self.later(node, 0.1, ev.LeftoversSwept(generations))
 

@@ -14,7 +14,10 @@ from sparkd.words import Settings, Stamp, UnitName
 
 @dataclass(frozen=True, slots=True)
 class SweepLeftovers:
-    """Find and kill every process of this cluster and node that an earlier daemon left; LeftoversSwept."""
+    """Find what an earlier daemon left of this cluster on this node; LeftoversSwept.
+
+    Units that can be taken over run on, every other process is killed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

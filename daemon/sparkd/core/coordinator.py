@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkd.core import fence, incident, keeping, launch, member, unclean, watch
+from sparkd.core import adopt, fence, incident, keeping, launch, member, unclean, watch
 from sparkd.core.commands import PublishIntent
 from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
@@ -35,6 +35,7 @@ def decide(turn: Turn) -> None:
     _renew_epoch(turn)
     for _ in range(MOVES_MAX):
         before = turn.lead.phase
+        adopt.take_over(turn)
         _note_peers(turn)
         _obey(turn)
         PHASES[turn.lead.phase](turn)
@@ -53,23 +54,28 @@ def _renew_epoch(turn: Turn) -> None:
 
 
 def _note_peers(turn: Turn) -> None:
-    """Take from the peers' levels what ends a generation: exits, and daemons that came back without it."""
+    """Take from the levels what ends a generation: exits, and peers that came back without their part."""
     intent = turn.lead.intent
     if turn.lead.phase not in (*LIVE, Phase.FAILING):
         return
     for unit in turn.member.units:
         _note_exit(turn, turn.state.node, unit)
+    if intent is None:
+        return
     for peer in turn.state.peers:
-        if peer.status is None or intent is None:
+        if not peer.fresh or peer.status is None:
             continue
-        if intent.instance_of(peer.node) != peer.status.instance:
-            _note_new_instance(turn, peer)
-        elif peer.fresh:
+        if adopt.is_addressed(intent, peer):
             _note_exits(turn, peer.status)
+        elif peer.status.swept and not adopt.is_back(intent, peer):
+            _note_lost_part(turn, peer)
+    if turn.lead.phase in LIVE:
+        adopt.readdress(turn, intent)
 
 
-def _note_new_instance(turn: Turn, peer: Peer) -> None:
-    text = f"sparkd of {peer.node} was started anew and its child processes cannot be taken over"
+def _note_lost_part(turn: Turn, peer: Peer) -> None:
+    generation = turn.lead.generation
+    text = f"sparkd of {peer.node} was started anew and its part of generation {generation} does not run"
     incident.observe_failure(turn, "observed_daemon_lost", "peer_lost", text, node=peer.node)
 
 
@@ -99,7 +105,7 @@ def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
 def _obey(turn: Turn) -> None:
     """What a person or a leaving node asks goes before what the phase would do."""
     phase = turn.lead.phase
-    resting = RESTING if turn.lead.stop_wanted else (*RESTING, Phase.IDLE)
+    resting = RESTING if turn.lead.stop_wanted or _something_runs(turn) else (*RESTING, Phase.IDLE)
     if not turn.lead.target and phase not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
     elif phase in LIVE and (name := _stopped_by_hand(turn)):
@@ -109,6 +115,13 @@ def _obey(turn: Turn) -> None:
     elif turn.lead.pause_wanted and phase in PAUSABLE:
         turn.set_lead(paused_from=phase)
         turn.move(Phase.PAUSED, "asked to pause")
+
+
+def _something_runs(turn: Turn) -> bool:
+    """Whether a unit is known to live on any node."""
+    peers = (peer.status for peer in turn.state.peers if peer.fresh and peer.status is not None)
+    alive = any(unit.state is not UnitState.GONE for status in peers for unit in status.units)
+    return alive or bool(member.alive(turn))
 
 
 def _rest(turn: Turn, reason: str) -> None:
@@ -242,6 +255,7 @@ def _climb(turn: Turn) -> None:
 
 def _try_asked(turn: Turn, reason: str) -> None:
     """Take the asked settings; those that served before are what a memory failure falls back to."""
+    turn.set_lead(edited=())
     lead = turn.lead
     if lead.settings == turn.policy.settings:
         return
@@ -371,3 +385,4 @@ def resend(turn: Turn) -> None:
     if turn.state.broker and turn.due(published.intent_at_s + turn.policy.resend_s):
         turn.set_state(published=replace(published, intent_at_s=turn.now))
         turn.order(PublishIntent(intent=intent))
+        turn.wake(turn.now + turn.policy.resend_s)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import MemorySample, Signal
-from sparkd.words import Phase, UnitName
+from sparkd.words import Phase, Settings, Stamp, UnitName
 
 
 class Path(StrEnum):
@@ -32,11 +32,24 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RunningUnit:
+    """A unit that an earlier daemon started and that runs on: with what stamp and settings it was started."""
+
+    unit: UnitName
+    stamp: Stamp
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class LeftoversSwept:
-    """Processes of earlier daemons were looked for and are gone; `survivors` are unkillable pids."""
+    """What earlier daemons left was looked for: `running` can be taken over, of the rest nothing lives.
+
+    `generations`: of all that was found; `survivors`: pids that survived SIGKILL.
+    """
 
     generations: tuple[int, ...]
     survivors: tuple[int, ...] = ()
+    running: tuple[RunningUnit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

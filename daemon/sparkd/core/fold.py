@@ -30,8 +30,13 @@ def fold(turn: Turn, event: ev.Event) -> None:
 
 
 def _swept(turn: Turn, event: ev.LeftoversSwept) -> None:
-    turn.set_member(sweeping=False, swept=True)
+    turn.set_member(sweeping=False, swept=True, found=event.running)
     turn.see(Stamp(0, max(event.generations, default=0)))
+    for found in event.running:
+        turn.see(found.stamp)
+        member.set_unit(turn, Unit(found.unit, found.stamp.generation, UnitState.RUNNING, turn.now))
+    if event.running:
+        member.runs_on(turn)
     if event.survivors:
         generation = max(event.generations, default=0)
         pids = ", ".join(map(str, event.survivors))

@@ -62,6 +62,9 @@ def _fenced_before_start(lead: Coordinator, _state: State, _policy: Policy) -> b
 
 
 def _within_bounds(lead: Coordinator, _state: State, policy: Policy) -> bool:
+    """What was taken over runs with the bounds of its start; an edit is in force from the next launch on."""
+    if lead.edited:
+        return True
     settings, asked, floors = lead.settings, policy.settings, policy.floors
     kv_ok = settings.kv_cache_bytes in (None, asked.kv_cache_bytes) or (
         settings.kv_cache_bytes is not None and settings.kv_cache_bytes >= floors.kv_cache_bytes

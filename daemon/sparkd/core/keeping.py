@@ -26,6 +26,9 @@ def keep(turn: Turn) -> None:
         silences=lead.silences,
         forgiven=lead.forgiven,
         unclean=lead.unclean,
+        # What an earlier daemon left stands until this one has ordered something.
+        generation=lead.generation if lead.epoch else lead.kept.generation,
+        phase=lead.phase if lead.epoch else lead.kept.phase,
         target=lead.asked_target,
         paused=lead.asked_pause,
     )

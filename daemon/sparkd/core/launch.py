@@ -11,7 +11,8 @@ from dataclasses import replace
 from sparkd.core import fence, incident, watch
 from sparkd.core.membership import head_joined, unproven
 from sparkd.core.phases import is_forward
-from sparkd.core.records import Verified
+from sparkd.core.policy import Policy
+from sparkd.core.records import SettingsAdopted, Verified
 from sparkd.core.state import Watch
 from sparkd.core.turn import Turn
 from sparkd.words import ENGINE, Backend, Phase, Stamp, UnitName
@@ -41,7 +42,16 @@ def begin(turn: Turn) -> None:
         leaks_forgiven=False,
         launched_at_s=turn.now,
     )
+    _apply_edits(turn)
     turn.move(Phase.FORMING, "every node is fenced")
+
+
+def _apply_edits(turn: Turn) -> None:
+    """What the operator edited while an engine of before ran on is in force from this generation on."""
+    if turn.lead.edited:
+        settings = replace(turn.lead.settings, **dict(turn.lead.edited))
+        turn.set_lead(settings=settings, edited=())
+        turn.note(SettingsAdopted(settings=settings, reason="as edited while the engine ran on"))
 
 
 def form(turn: Turn) -> None:
@@ -50,23 +60,35 @@ def form(turn: Turn) -> None:
     grace_s = turn.policy.stop_grace_s
     if turn.policy.backend is Backend.MP:
         turn.move(Phase.RESOLVING_CONFIG, "every rank starts")
-        fence.demand(turn, dict.fromkeys(names, (UnitName.SERVE,)), grace_s)
+        fence.demand(turn, running(turn.policy), grace_s)
         return
     observed = turn.lead.watch.membership
-    joined = names if head_joined(observed, turn.policy) else [turn.policy.head]
+    joined = names if head_joined(observed, turn.policy) else [turn.policy.head, *_wanted_already(turn)]
     fence.demand(turn, dict.fromkeys(joined, (UnitName.RAY,)), grace_s)
     lacking = unproven(observed, turn.policy)
     if lacking is None:
         turn.move(Phase.RESOLVING_CONFIG, f"{len(names)} of {len(names)} Ray nodes, addresses as configured")
-        _demand_serve(turn)
+        fence.demand(turn, running(turn.policy), grace_s)
     elif turn.due(turn.lead.phase_since_s + (turn.policy.budget_of(Phase.FORMING) or 0.0)):
         _fail_forming(turn, *lacking)
 
 
-def _demand_serve(turn: Turn) -> None:
-    wanted: dict[str, tuple[UnitName, ...]] = {name: (UnitName.RAY,) for name, _ in turn.policy.nodes}
-    wanted[turn.policy.head] = (UnitName.RAY, UnitName.SERVE)
-    fence.demand(turn, wanted, turn.policy.stop_grace_s)
+def _wanted_already(turn: Turn) -> tuple[str, ...]:
+    """Return the nodes whose Ray this generation has asked for: it is not taken back while one waits."""
+    intent = turn.lead.intent
+    if intent is None or intent.stamp.generation != turn.lead.generation:
+        return ()
+    return tuple(name for name, units in intent.wanted if units)
+
+
+def running(policy: Policy) -> fence.Wanted:
+    """Return the units of a whole generation, by node: serve on every rank, or over every node's Ray."""
+    names = [name for name, _ in policy.nodes]
+    if policy.backend is Backend.MP:
+        return dict.fromkeys(names, (UnitName.SERVE,))
+    return {
+        name: (UnitName.RAY, UnitName.SERVE) if name == policy.head else (UnitName.RAY,) for name in names
+    }
 
 
 FORMING_CAUSES = {
@@ -78,15 +100,6 @@ FORMING_CAUSES = {
 
 def _fail_forming(turn: Turn, id_: str, text: str) -> None:
     incident.observe_failure(turn, id_, FORMING_CAUSES[id_], text)
-
-
-def demand_running(turn: Turn) -> None:
-    """Keep saying what runs, so that the intent carries the phase."""
-    if turn.policy.backend is Backend.MP:
-        wanted = {name: (UnitName.SERVE,) for name, _ in turn.policy.nodes}
-        fence.demand(turn, wanted, turn.policy.stop_grace_s)
-    else:
-        _demand_serve(turn)
 
 
 def follow(turn: Turn) -> None:

@@ -156,6 +156,16 @@ def _begin_run(turn: Turn, generation: int) -> None:
     )
 
 
+def runs_on(turn: Turn) -> None:
+    """What an earlier daemon started runs on here: its start's memory is the last that was noted."""
+    member = turn.member
+    available = member.memory.available_bytes if member.memory is not None else None
+    turn.note(MemberRan(generation=max(u.generation for u in alive(turn)), returned=member.returned))
+    turn.set_member(
+        baseline_bytes=member.returned[-1] if member.returned else None, lowest_bytes=available, ran=True
+    )
+
+
 def _take_back_answers(turn: Turn, generation: int) -> None:
     """Take back what was true while only other nodes had units: that nothing of it lives here."""
     member = turn.member

@@ -2,7 +2,8 @@
 
 Two rules. Everything that may follow a phase stands here; what is not here raises and changes nothing.
 `serving` is entered from `verifying` alone: no probe, log line or operator can skip the real generation
-(leaving `paused` returns to what the pause had interrupted).
+(leaving `paused` returns to what the pause had interrupted). A generation that an earlier daemon started is
+taken over from `idle` or `waiting`, into the phase in which it is.
 
 Engine phases may be skipped, and an engine may show them in its own order; sparkd moves only forward in
 `ENGINE`, so a late or repeated line is progress, never a step back.
@@ -21,9 +22,12 @@ def _engine_moves() -> dict[Phase, tuple[Phase, ...]]:
     return {phase: (*ENGINE[index + 1 :], *ends) for index, phase in enumerate(ENGINE)}
 
 
+ADOPTED = (P.FORMING, *ENGINE, P.VERIFYING)
+"""Where a generation that was found running can be."""
+
 TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {
-    P.IDLE: (P.WAITING, P.STOPPING, P.STOPPED, P.PAUSED),
-    P.WAITING: (P.FENCING, P.STOPPING, P.ESCALATED, P.PAUSED),
+    P.IDLE: (P.WAITING, *ADOPTED, P.STOPPING, P.STOPPED, P.PAUSED),
+    P.WAITING: (P.FENCING, *ADOPTED, P.STOPPING, P.ESCALATED, P.PAUSED),
     P.FENCING: (P.FORMING, P.WAITING, P.STOPPING, P.ESCALATED),
     P.FORMING: (P.RESOLVING_CONFIG, P.FAILING, P.FENCING, P.STOPPING),
     **_engine_moves(),

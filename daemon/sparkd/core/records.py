@@ -157,6 +157,7 @@ class Kept:
         silences: the longest silence of progress that a phase of a verified start has shown, seconds.
         forgiven: the newest generation whose unclean end has been counted against its settings.
         unclean: how many boots in a row followed an unclean end.
+        generation, phase: the newest generation and where it is; found running, it goes on there.
         target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
     """
 
@@ -166,6 +167,8 @@ class Kept:
     silences: tuple[tuple[Phase, float], ...] = ()
     forgiven: int = 0
     unclean: int = 0
+    generation: int = 0
+    phase: Phase = Phase.IDLE
     target: bool | None = None
     paused: bool = False
 

@@ -6,9 +6,10 @@ The records that change in most steps have no slots: `evolve` copies their dicti
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from sparkd.core.context import same_context
-from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen
+from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
 from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
@@ -80,6 +81,7 @@ class Published:
 class Member:
     """The engine's part on this node.
 
+    `found`: what an earlier daemon had started here and still ran when this one looked;
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
     something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
     ended without rest, 0 = nothing; `returned`:
@@ -92,6 +94,7 @@ class Member:
     sweeping: bool = False
     sweep_after_s: float = float("-inf")
     swept: bool = False
+    found: tuple[RunningUnit, ...] = ()
     emptied_at_s: float | None = None
     emptied_generation: int = 0
     fenced_generation: int = 0
@@ -204,8 +207,9 @@ class Coordinator:
     tried in a quiet moment already; `leaks_forgiven`: a person wants one more try; `streak`: failures in a
     row since a generation last served for the cooldown; `trial`: the settings in force are tried although
     others are proven; `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the
-    settings that served last; `failed`: those that were given up for a memory reason; `kept`: what is on disk
-    of all this.
+    settings that served last; `edited`: what was edited since the start of a generation that was taken over,
+    for the next one; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all
+    this.
     """
 
     phase: Phase = Phase.IDLE
@@ -245,6 +249,7 @@ class Coordinator:
     silences: tuple[tuple[Phase, float], ...] = ()
     forgiven: int = 0
     unclean: int = 0
+    edited: tuple[tuple[str, Any], ...] = ()
     kept: Kept = field(default_factory=Kept)
 
 

@@ -50,6 +50,8 @@ def kept_from(body: dict[str, Any]) -> Kept:
             silences=tuple((Phase(name), float(silence_s)) for name, silence_s in body["silences"]),
             forgiven=int(body["forgiven"]),
             unclean=int(body["unclean"]),
+            generation=int(body.get("generation", 0)),
+            phase=Phase(body.get("phase", Phase.IDLE)),
             target=None if body["target"] is None else bool(body["target"]),
             paused=bool(body["paused"]),
         )

@@ -1,0 +1,131 @@
+"""Taking over an engine that an earlier daemon of this cluster started and that still runs.
+
+A daemon's restart, upgrade or crash is no reason to touch what serves. The new coordinator takes a new epoch
+and keeps the generation. What the earlier one had learned of it is not believed but observed anew: an engine
+that was served is verified again, one that was starting is followed from where it was.
+
+Only the newest generation that anybody has seen is taken over, and only where the head's own part of it runs
+whole: a part alone is fenced like every leftover. A peer that is not heard is not waited for, since a real
+generation proves its part, too; one that is heard without its part ends the generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from sparkd.core import fence, launch
+from sparkd.core.messages import Intent, UnitState, UnitStatus
+from sparkd.core.state import Peer, Unit, Watch
+from sparkd.core.turn import Turn
+from sparkd.words import ENGINE, Phase, Settings, Stamp, UnitName
+
+FROM = (Phase.IDLE, Phase.WAITING, Phase.PAUSED)
+"""Where a coordinator can be that has not ordered anything yet."""
+
+
+def take_over(turn: Turn) -> None:
+    """Take over what runs, where nothing has been ordered yet and nothing speaks against it."""
+    lead = turn.lead
+    if lead.epoch or lead.phase not in FROM or not lead.target or not turn.member.found:
+        return
+    generation = turn.state.seen.generation
+    after = _phase_of(turn, generation)
+    if after is None or any(_speaks_against(turn, peer, generation, after) for peer in turn.state.peers):
+        return
+    _adopt(turn, generation, after)
+
+
+def _phase_of(turn: Turn, generation: int) -> Phase | None:
+    """Return where the generation goes on, None = it cannot."""
+    living = {
+        u.unit for u in turn.member.units if u.generation == generation and u.state is UnitState.RUNNING
+    }
+    if any(u.alive and (u.generation != generation or u.unit not in living) for u in turn.member.units):
+        return None  # something older, or something that is ending, lives beside it
+    kept = turn.lead.kept
+    known = kept.phase if kept.generation == generation else None
+    whole = living >= set(launch.running(turn.policy)[turn.state.node])
+    if not whole:
+        return Phase.FORMING if living and known is Phase.FORMING else None
+    if known in (Phase.VERIFYING, Phase.SERVING, Phase.PAUSED):
+        return Phase.VERIFYING
+    if known in (Phase.FAILING, Phase.FENCING, Phase.STOPPING):
+        return None  # its end was ordered
+    return known if known in ENGINE else Phase.RESOLVING_CONFIG
+
+
+def _speaks_against(turn: Turn, peer: Peer, generation: int, after: Phase) -> bool:
+    """A peer that is heard and whose part is not there, or not known yet."""
+    status, forming = peer.status, after is Phase.FORMING
+    if status is None or not peer.fresh:
+        return forming  # what is half there can only go on with everybody
+    wanted = () if forming else launch.running(turn.policy)[peer.node]
+    return not status.swept or not has_part(peer, generation, wanted)
+
+
+def has_part(peer: Peer, generation: int, wanted: tuple[UnitName, ...]) -> bool:
+    """Return whether the units *wanted* of a generation run on *peer*."""
+    units = peer.status.units if peer.status is not None else ()
+    working = (UnitState.STARTING, UnitState.RUNNING)
+    return set(wanted) <= {u.unit for u in units if u.generation == generation and u.state in working}
+
+
+def _adopt(turn: Turn, generation: int, after: Phase) -> None:
+    settings, in_force = _settings(turn), turn.lead.settings
+    turn.set_lead(
+        epoch=turn.state.seen.epoch + 1,
+        generation=generation,
+        settings=settings,
+        edited=tuple((name, getattr(in_force, name)) for name in differing(settings, in_force)),
+        watch=Watch(progress_at_s=turn.now, membership_ok_at_s=turn.now, token_at_s=turn.now),
+        waiting=(),
+        launched_at_s=turn.now,
+    )
+    turn.see(Stamp(turn.lead.epoch, generation))
+    if turn.lead.phase is Phase.PAUSED:
+        turn.set_lead(paused_from=Phase.SERVING if after is Phase.VERIFYING else Phase.WAITING)
+    else:
+        turn.move(after, f"generation {generation} runs on: taken over from an earlier daemon")
+    wanted = _living(turn, generation) if after is Phase.FORMING else launch.running(turn.policy)
+    fence.demand(turn, wanted, turn.policy.stop_grace_s)
+
+
+def _living(turn: Turn, generation: int) -> fence.Wanted:
+    """Return what lives of a generation that is half there."""
+    peers = {p.node: p.status.units for p in turn.state.peers if p.status is not None}
+    units: dict[str, Sequence[Unit | UnitStatus]] = {turn.state.node: turn.member.units, **peers}
+    return {node: tuple(u.unit for u in us if u.generation == generation) for node, us in units.items()}
+
+
+def _settings(turn: Turn) -> Settings:
+    """Return what the engine was started with: the API's unit says it, Ray's where only that runs yet."""
+    order = list(UnitName)
+    return max(turn.member.found, key=lambda found: order.index(found.unit)).settings
+
+
+def differing(one: Settings, other: Settings) -> tuple[str, ...]:
+    """Return the names of the settings in which two differ."""
+    return tuple(f.name for f in fields(Settings) if getattr(one, f.name) != getattr(other, f.name))
+
+
+def readdress(turn: Turn, intent: Intent) -> None:
+    """Say what runs again to daemons that were started anew, and in the epoch in force.
+
+    Nothing is said while the part of one of them is not known to run: until then it is not addressed.
+    """
+    known = [peer for peer in turn.state.peers if peer.status is not None]
+    if intent.wants_units and all(is_addressed(intent, peer) or is_back(intent, peer) for peer in known):
+        fence.demand(turn, dict(intent.wanted), turn.policy.stop_grace_s)
+
+
+def is_addressed(intent: Intent, peer: Peer) -> bool:
+    """Return whether *intent* names the daemon that runs on *peer* now."""
+    return peer.status is not None and intent.instance_of(peer.node) == peer.status.instance
+
+
+def is_back(intent: Intent, peer: Peer) -> bool:
+    """Return whether the peer's new daemon has found its part of the generation running."""
+    status = peer.status
+    swept = status is not None and peer.fresh and status.swept
+    return swept and has_part(peer, intent.stamp.generation, intent.units_of(peer.node))
