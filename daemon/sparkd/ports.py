@@ -13,6 +13,7 @@ from sparkd.core.events import (
     CanaryAnswered,
     EngineObserved,
     Event,
+    LeftoversSwept,
     MembershipObserved,
     ModelChecked,
 )
@@ -45,8 +46,8 @@ class Units(Protocol):
     async def names(self, unit: UnitName, generation: int) -> tuple[str, ...]:
         """Return the names (comm) of the unit's living processes, sorted."""
 
-    async def sweep(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Kill what earlier daemons left; return (generations found, pids that survived SIGKILL)."""
+    async def sweep(self) -> LeftoversSwept:
+        """Find what earlier daemons left, take over what can be, kill the rest; return all of it."""
 
     async def close(self) -> None:
         """Release resources. Does not end units."""
@@ -57,6 +58,9 @@ class Sources(Protocol):
 
     def open(self, unit: UnitName, generation: int) -> None:
         """Follow the unit's own output, and the further files that belong to it."""
+
+    def resume(self, unit: UnitName, generation: int) -> None:
+        """Follow a unit that runs already, from where an earlier daemon stopped, as far as that is known."""
 
     async def drain(self, generation: int) -> None:
         """Read every source of the generation to its end, hand all of it on, and forget it."""

@@ -25,7 +25,7 @@ from sparkd.adapters import proctree
 from sparkd.adapters import unittree as module
 from sparkd.adapters.children import Children
 from sparkd.adapters.proctree import snapshot
-from sparkd.core.events import UnitEmptied, UnitExited, UnitStarted, UnitUnkillable
+from sparkd.core.events import LeftoversSwept, UnitEmptied, UnitExited, UnitStarted, UnitUnkillable
 from sparkd.engines.model import Rendered
 from sparkd.words import Stamp, UnitName
 
@@ -491,7 +491,7 @@ def test_another_nodes_process_is_left_alone_even_below_the_unit(play) -> None:
         pid = await world.heard("other")
         await world.children.stop(UnitName.SERVE, 7, 5.0)
         assert alive(pid)
-        assert await world.children.sweep() == ((), ())
+        assert await world.children.sweep() == LeftoversSwept(())
         assert alive(pid)
         os.kill(pid, signal.SIGKILL)
 
@@ -537,9 +537,9 @@ def test_what_an_earlier_daemon_left_is_swept(play) -> None:
             earlier.kill()
             earlier.wait(DEADLINE_S)
         assert all(alive(pid) for pid in pids)
-        assert await world.children.sweep() == ((4, 5), ())
+        assert await world.children.sweep() == LeftoversSwept((4, 5))
         assert not any(alive(pid) for pid in pids)
-        assert await world.children.sweep() == ((), ())
+        assert await world.children.sweep() == LeftoversSwept(())
 
     play(scenario)
 
@@ -548,7 +548,7 @@ def test_a_sweep_leaves_this_instances_units_alone(play) -> None:
     async def scenario(world: World) -> None:
         pid = await world.start(world.python("say('up'); rest()"))
         await world.heard("up")
-        assert await world.children.sweep() == ((), ())
+        assert await world.children.sweep() == LeftoversSwept(())
         assert alive(pid)
         await world.children.stop(UnitName.SERVE, 7, 5.0)
 

@@ -42,7 +42,7 @@ from sparkd.adapters.proctree import (
     strays,
 )
 from sparkd.adapters.unittree import UNWATCHED_RETRY_S, Tree
-from sparkd.core.events import UnitEmptied, UnitExited, UnitStarted, UnitUnkillable
+from sparkd.core.events import LeftoversSwept, UnitEmptied, UnitExited, UnitStarted, UnitUnkillable
 from sparkd.engines.model import Rendered
 from sparkd.ports import Emit
 from sparkd.words import UnitName
@@ -144,8 +144,8 @@ class Children:
         found = self._members(tree, await self._scan())
         return tuple(sorted({read_name(self._proc, process.pid) for process in found} - {""}))
 
-    async def sweep(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Kill what earlier daemons of this cluster and node left; return (generations, survivors)."""
+    async def sweep(self) -> LeftoversSwept:
+        """Kill what earlier daemons of this node left: another's children cannot be taken over."""
         own = {(unit.value, number) for (unit, number), t in self._trees.items() if not t.emptied.is_set()}
         tree = Tree(lambda mark: self._here(mark) and (mark.unit, mark.generation) not in own)
         found = self._members(tree, await self._scan())
@@ -157,7 +157,7 @@ class Children:
             tree.close()
         if found:
             log.warning("leftovers_swept", generations=sorted(generations), survivors=survivors)
-        return tuple(sorted(generations)), survivors
+        return LeftoversSwept(tuple(sorted(generations)), survivors)
 
     async def close(self) -> None:
         """Release resources. Does not end units."""

@@ -177,6 +177,13 @@ class LogFiles:
             file.skip_existing()
         self._start()
 
+    def resume(self, unit: UnitName, generation: int) -> None:
+        """Follow the files of a unit that runs already; what stands in them now has been read or is lost."""
+        self.open(unit, generation)
+        for file in self._files:
+            if (file.unit, file.generation) == (unit, generation):
+                file.skip_existing()
+
     async def drain(self, generation: int) -> None:
         """Read every source of the generation to its end, hand all of it on, and forget it."""
         loop = asyncio.get_running_loop()

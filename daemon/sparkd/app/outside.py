@@ -68,7 +68,7 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
     log_dir = Path(loaded.paths.log_dir)
     pump = LogPump(Intake(node.name, _catalogue(), read_line, _places(loaded)), clock, told.emit)
     ray_logs = [f"{spec.ray_temp_dir}/session_latest/logs/{name}" for name in RAY_LOGS]
-    pump.files = LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs})
+    pump.sources = (LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs}),)
     kernel = KernelLog(loaded.paths.kernel_log, pump.feed)
     pump.drain_host = kernel.drain
     units = Children(loaded.cluster, node.name, log_dir, told.emit)

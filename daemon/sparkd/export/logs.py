@@ -1,4 +1,4 @@
-"""Log lines: one canonical line a record, JSON for machines and colours on a terminal."""
+"""Log lines: one canonical line a record; JSON for machines, colours on a terminal, fields in the journal."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from sparkd.core.records import (
     Verified,
     WaitingFor,
 )
+from sparkd.export.journal_lines import JournalLines, send_to_journal
 from sparkd.export.stages import recovery_s, stages_of
 from sparkd.words import Settings
 
@@ -49,16 +50,12 @@ def configure(level: str = "INFO", stream: TextIO | None = None, *, as_json: boo
         level: lowest level that is shown ("DEBUG", "INFO", "WARNING", "ERROR").
         stream: where to; standard error where it is not given.
         as_json: one JSON object a line; None = only where the stream is no terminal.
+
+    Where the stream is connected to the journal, lines are its entries, with fields.
     """
     out = stream or sys.stderr
-    plain = not out.isatty() if as_json is None else as_json
-    render: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if plain:
-        render += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
-    else:
-        render += [structlog.dev.ConsoleRenderer()]
-    handler = logging.StreamHandler(out)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=render))
+    send = send_to_journal(out)
+    handler = _stream_handler(out, as_json=as_json) if send is None else JournalLines(send)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
@@ -73,6 +70,18 @@ def configure(level: str = "INFO", stream: TextIO | None = None, *, as_json: boo
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _stream_handler(out: TextIO, *, as_json: bool | None) -> logging.Handler:
+    plain = not out.isatty() if as_json is None else as_json
+    render: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if plain:
+        render += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+    else:
+        render += [structlog.dev.ConsoleRenderer()]
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=render))
+    return handler
 
 
 class LogExporter:

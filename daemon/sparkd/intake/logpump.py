@@ -1,4 +1,4 @@
-"""From log sources to the loop: a port `Sources` around the one that reads files."""
+"""From log sources to the loop: a port `Sources` around those that read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HOST = 0
 
 
 class LogPump:
-    """Takes chunks of log sources through the intake to the loop; a port `Sources` around the files'."""
+    """Takes chunks of log sources through the intake to the loop; a port `Sources` around others."""
 
     def __init__(self, intake: Intake, clock: Clock, emit: Emit) -> None:
         self.repeated = 0
         self.dropped = 0
-        self.files: Sources | None = None
+        self.sources: tuple[Sources, ...] = ()
         self.drain_host: Callable[[], Awaitable[None]] | None = None
         self._intake = intake
         self._clock = clock
@@ -34,13 +34,17 @@ class LogPump:
 
     def open(self, unit: UnitName, generation: int) -> None:
         """Follow the unit's sources."""
-        if self.files is not None:
-            self.files.open(unit, generation)
+        for source in self.sources:
+            source.open(unit, generation)
+
+    def resume(self, unit: UnitName, generation: int) -> None:
+        """Follow the sources of a unit that runs already."""
+        for source in self.sources:
+            source.resume(unit, generation)
 
     async def drain(self, generation: int) -> None:
         """Read every source of the generation to its end, with what was unfinished in it."""
-        if self.files is not None:
-            await self.files.drain(generation)
+        await asyncio.gather(*(source.drain(generation) for source in self.sources))
         if self.drain_host is not None:
             await self.drain_host()
         self._tell(self._intake.end_all(generation, self._clock.now()))
@@ -49,8 +53,8 @@ class LogPump:
 
     async def close(self) -> None:
         """Stop following."""
-        if self.files is not None:
-            await self.files.close()
+        for source in self.sources:
+            await source.close()
 
     async def tick(self) -> None:
         """Close reports that have fallen silent, for ever."""

@@ -93,8 +93,10 @@ class Executor:
             self._emit(ev.CommandFailed(command=name, reason=reason))
 
     async def _sweep(self, _command: co.SweepLeftovers) -> None:
-        generations, survivors = await self._world.units.sweep()
-        self._emit(ev.LeftoversSwept(generations=generations, survivors=survivors))
+        swept = await self._world.units.sweep()
+        self._emit(swept)
+        for found in swept.running:  # after the event: what they say is of a unit that the core knows
+            self._world.sources.resume(found.unit, found.stamp.generation)
 
     async def _start(self, command: co.StartUnit) -> None:
         generation = command.stamp.generation
