@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -64,6 +65,17 @@ async def live_through(where: site.Site, names: set[str] | None) -> list[Result]
     return results
 
 
+async def keep_incidents(where: site.Site, folder: pathlib.Path) -> None:
+    """Keep every incident as `sparkctl --json incidents show N` prints it: what `sparkctl replay` takes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for summary in await where.cluster.head.ask("GET", "/incidents"):
+        number, cause = summary["incident"], summary["cause"]
+        document = await where.cluster.head.ask("GET", f"/incidents/{number}")
+        text = json.dumps(document, indent=1, ensure_ascii=False)
+        (folder / f"{number:02}-{cause}.json").write_text(text + "\n", encoding="utf-8")
+
+
 def one_round(env: pathlib.Path, model: pathlib.Path, names: set[str] | None, number: int) -> list[Result]:
     """Live through everything once, on fresh namespaces."""
     with netns.pair() as (head, worker):
@@ -71,7 +83,9 @@ def one_round(env: pathlib.Path, model: pathlib.Path, names: set[str] | None, nu
 
         async def lived() -> list[Result]:
             try:
-                return await live_through(where, names)
+                lived = await live_through(where, names)
+                await keep_incidents(where, REPOSITORY / "build" / f"lab-incidents-{number}")
+                return lived
             finally:
                 await where.cluster.stop()
 
