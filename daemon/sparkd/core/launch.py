@@ -13,7 +13,7 @@ from sparkd.core.membership import head_joined, unproven
 from sparkd.core.phases import is_forward
 from sparkd.core.policy import Policy
 from sparkd.core.records import SettingsAdopted, Verified
-from sparkd.core.state import Watch
+from sparkd.core.state import NEVER_S, Watch
 from sparkd.core.turn import Turn
 from sparkd.words import ENGINE, Backend, Phase, Stamp, UnitName
 
@@ -69,7 +69,7 @@ def form(turn: Turn) -> None:
     if lacking is None:
         turn.move(Phase.RESOLVING_CONFIG, f"{len(names)} of {len(names)} Ray nodes, addresses as configured")
         fence.demand(turn, running(turn.policy), grace_s)
-    elif turn.due(turn.lead.phase_since_s + (turn.policy.budget_of(Phase.FORMING) or 0.0)):
+    elif turn.due(deadline_s(turn)):
         _fail_forming(turn, *lacking)
 
 
@@ -120,20 +120,29 @@ def _advance(turn: Turn) -> None:
 
 
 def _check_budget(turn: Turn) -> None:
-    lead = turn.lead
-    limit_s = patience_s(turn)
-    since_s = max(lead.phase_since_s, lead.watch.progress_at_s)
-    if limit_s is not None and turn.due(since_s + limit_s):
-        text = f"no progress for {limit_s:g} s in {lead.phase}{_shards(turn)}"
+    if turn.due(deadline_s(turn)):
+        text = f"no progress for {patience_s(turn):g} s in {turn.lead.phase}{_shards(turn)}"
         incident.observe_failure(turn, "observed_phase_stuck", "engine_hang", text)
 
 
+def deadline_s(turn: Turn) -> float:
+    """Return when this phase of a start counts as failed if nothing comes; infinite where it has no bound.
+
+    Forming and verifying are bounded by their length, the engine's own phases by their silence.
+    """
+    lead = turn.lead
+    limit_s = patience_s(turn)
+    since_s = max(lead.phase_since_s, lead.watch.progress_at_s if lead.phase in ENGINE else NEVER_BEFORE_S)
+    return NEVER_S if limit_s is None else since_s + limit_s
+
+
+NEVER_BEFORE_S = float("-inf")
 STALL_FLOOR_S = 60.0
 """A load that has begun is never called stuck sooner, however fast this model has loaded before."""
 
 
 def patience_s(turn: Turn) -> float | None:
-    """Return the longest silence of progress that is allowed now, None = no bound.
+    """Return the longest silence of progress (or length: `deadline_s`) that is allowed, None = no bound.
 
     A load that has begun is judged by this model's own pace. Elsewhere what was seen before can only make
     more patient: a cold compile cache looks nothing like a warm one.
@@ -173,7 +182,7 @@ def verify(turn: Turn) -> None:
     seen = turn.lead.watch
     if seen.canary_ok is True:
         _serve(turn)
-    elif turn.due(turn.lead.phase_since_s + (turn.policy.budget_of(Phase.VERIFYING) or 0.0)):
+    elif turn.due(deadline_s(turn)):
         text = f"the verifying generation did not come right: {seen.canary_why or 'no answer'}"
         incident.observe_failure(turn, "observed_canary_failed", "engine_hang", text)
     elif seen.canary_sent_at_s is None and turn.due(seen.canary_done_at_s + VERIFY_PAUSE_S):

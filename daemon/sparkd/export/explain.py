@@ -15,7 +15,7 @@ from sparkd.core.decision import follow
 from sparkd.core.incident import case_of
 from sparkd.core.membership import missing, unproven
 from sparkd.core.policy import Policy
-from sparkd.core.state import Coordinator, State
+from sparkd.core.state import NEVER_S, Coordinator, State
 from sparkd.core.turn import Turn
 from sparkd.core.watch import outstanding_since_s
 from sparkd.signals.model import Diagnosis, Evidence
@@ -80,19 +80,17 @@ def _fencing(turn: Turn) -> Wait:
 
 def _forming(turn: Turn) -> Wait:
     lacking = unproven(turn.lead.watch.membership, turn.policy)
-    limit_s = turn.policy.budget_of(Phase.FORMING)
-    left_s = None if limit_s is None else turn.lead.phase_since_s + limit_s - turn.now
-    return Wait(
-        (lacking[1],) if lacking else (), left_s, "the start counts as failed, with this as its reason"
-    )
+    then = "the start counts as failed, with this as its reason"
+    return Wait((lacking[1],) if lacking else (), _left_s(turn), then)
+
+
+def _left_s(turn: Turn) -> float | None:
+    deadline_s = launch.deadline_s(turn)
+    return None if deadline_s == NEVER_S else deadline_s - turn.now
 
 
 def _engine(turn: Turn) -> Wait:
-    lead = turn.lead
-    limit_s = launch.patience_s(turn)
-    since_s = max(lead.phase_since_s, lead.watch.progress_at_s)
-    left_s = None if limit_s is None else since_s + limit_s - turn.now
-    return Wait((_progress(lead),), left_s, "it is stuck: the start counts as failed")
+    return Wait((_progress(turn.lead),), _left_s(turn), "it is stuck: the start counts as failed")
 
 
 def _progress(lead: Coordinator) -> str:
@@ -106,11 +104,9 @@ def _progress(lead: Coordinator) -> str:
 
 
 def _verifying(turn: Turn) -> Wait:
-    limit_s = turn.policy.budget_of(Phase.VERIFYING)
-    left_s = None if limit_s is None else turn.lead.phase_since_s + limit_s - turn.now
     why = turn.lead.watch.canary_why
     text = "a real generation that comes back right" + (f" (last answer: {why})" if why else "")
-    return Wait((text,), left_s, "the start counts as failed")
+    return Wait((text,), _left_s(turn), "the start counts as failed")
 
 
 def _serving(turn: Turn) -> Wait:
