@@ -54,7 +54,7 @@ def done(before: Host, plan: Plan, **changes) -> Host:
     """The host after the plan was carried out."""
     assert not plan.refusals
     files, links, open_files = dict(before.files), dict(before.links), set(before.open_files)
-    enabled, groups = set(before.enabled), dict(before.groups)
+    enabled, users = set(before.enabled), set(before.users)
     for step in plan.steps:
         match step:
             case Write(path, content):
@@ -66,11 +66,11 @@ def done(before: Host, plan: Plan, **changes) -> Host:
             case Protect(path):
                 open_files.discard(path)
             case Run(argv) if "enable" in argv:
-                enabled |= {name for name in argv if name.endswith(".service")}
+                enabled |= {name for name in argv if name.endswith((".service", ".target"))}
             case Run(("systemd-sysusers", *_)):
-                groups |= {"sparkd": "sparkd", "sparkd-engine": "sparkd-engine"}
+                users |= {"sparkd", "sparkd-engine"}
     after = replace(before, files=files, links=links, open_files=frozenset(open_files))
-    return replace(after, **{"enabled": frozenset(enabled), "groups": groups, **changes})
+    return replace(after, **{"enabled": frozenset(enabled), "users": frozenset(users), **changes})
 
 
 def runs(plan: Plan) -> list[str]:

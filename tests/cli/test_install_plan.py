@@ -211,29 +211,27 @@ def test_what_may_come_later_is_only_a_warning(state, said) -> None:
 
 
 def test_another_user_for_the_engine() -> None:
-    ready = host(groups={"ada": "people"})
+    ready = host(users=frozenset({"ada"}))
     plan = plan_install(package(), ready, "ada")
     drop_in = "/etc/systemd/system/sparkd-serve.service.d/10-engine-user.conf"
 
-    assert b"User=ada\nGroup=people\n" in writes(plan)[drop_in].content
-    assert b"u sparkd-engine" not in writes(plan)[places.SYSUSERS].content
-    assert b"m sparkd people\n" in writes(plan)[places.SYSUSERS].content
-    assert b"/var/tmp/sparkd-ray 2750 ada people -" in writes(plan)[places.TMPFILES].content
+    assert b"[Service]\nUser=ada\n" in writes(plan)[drop_in].content
+    assert b"/var/tmp/sparkd-ray 2750 ada sparkd-engine -" in writes(plan)[places.TMPFILES].content
     assert "sparkd.service.d" not in " ".join(writes(plan))
 
-    after = done(ready, plan, groups={"ada": "people", "sparkd": "sparkd"})
+    after = done(ready, plan)
     assert plan_install(package(), after).idle  # remembered, by the drop-in
 
     back = plan_install(package(), after, places.ENGINE_USER)
     assert drop_in in [step.path for step in back.steps if isinstance(step, Remove)]
-    assert b"u sparkd-engine" in writes(back)[places.SYSUSERS].content
+    assert b" ada " not in writes(back)[places.TMPFILES].content
 
 
 @pytest.mark.parametrize(
     ("user", "said"), [("nobody-here", "sudo adduser nobody-here"), ("root", "not run as root")]
 )
 def test_an_engine_user_that_cannot_be(user, said) -> None:
-    assert said in plan_install(package(), host(groups={"root": "root"}), user).refusals[0]
+    assert said in plan_install(package(), host(users=frozenset({"root"})), user).refusals[0]
 
 
 def test_a_node_with_another_name_than_its_host() -> None:
@@ -251,6 +249,18 @@ def test_credentials_that_are_there_are_handed_on() -> None:
 
     assert b"LoadCredential=broker_password:/etc/sparkd/broker_password\n" in drop_in
     assert b"api_token" not in drop_in
+    assert b"broker" not in b"".join(
+        step.content for path, step in writes(plan).items() if "sparkd-ray" in path
+    )
+
+
+def test_rays_token_goes_to_the_engine_and_to_the_daemon() -> None:
+    plan = plan_install(package(), host(files={**host().files, "/etc/sparkd/ray_token": b"secret word\n"}))
+    handed = [
+        path for path, step in writes(plan).items() if b"LoadCredential=ray_token:/etc/" in step.content
+    ]
+
+    assert handed == [f"/etc/systemd/system/{unit}.d/10-credentials.conf" for unit in sorted(package().units)]
 
 
 def test_a_secret_that_others_may_read_is_taken_from_them_and_none_is_printed() -> None:

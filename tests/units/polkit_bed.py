@@ -21,7 +21,8 @@ BUS = """\
 <!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
   "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig><type>system</type><listen>unix:path={socket}</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*"/><allow receive_sender="*"/><allow own="*"/><allow user="*"/></policy></busconfig>
+<policy context="default"><allow send_destination="*"/><allow receive_sender="*"/>
+<allow own="*"/><allow user="*"/></policy></busconfig>
 """
 
 

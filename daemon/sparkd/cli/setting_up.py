@@ -137,8 +137,11 @@ def _join(options: argparse.Namespace, package: Package, root: str) -> int:
 
 def _token_text(given: str) -> str:
     if given.startswith("@"):
-        with Path(given[1:]).open(encoding="utf-8", errors="replace") as file:
-            return file.read(TOKEN_MAX)
+        try:
+            with Path(given[1:]).open(encoding="utf-8", errors="replace") as file:
+                return file.read(TOKEN_MAX)
+        except OSError as error:
+            raise token.TokenError(f"{given[1:]}: {error.strerror}; it should hold the token of init") from error
     if given != "-":
         return given
     if sys.stdin is not None and sys.stdin.isatty():

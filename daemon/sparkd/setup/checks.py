@@ -80,7 +80,7 @@ def credentials(host: Host, units: Mapping[str, str]) -> Iterator[str]:
 
 def engine_user(host: Host, user: str) -> Iterator[str]:
     """Yield a refusal when an engine's user of the operator's own does not exist."""
-    if user != ENGINE_USER and user not in host.groups:
+    if user != ENGINE_USER and user not in host.users:
         yield f"the engine's user {user} does not exist: sudo adduser {user}, or leave --engine-user out"
     if user == "root":
         yield "the engine must not run as root: name another --engine-user"

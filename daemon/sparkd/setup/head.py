@@ -137,7 +137,7 @@ def plan_init(
         warned,
         _next(host),
     )
-    return Head(plan, text, key, _tokens(package, document, key, accounts))
+    return Head(plan, text, key, _tokens(package, tomllib.loads(text), key, accounts))
 
 
 def _next(host: Host) -> tuple[str, ...]:

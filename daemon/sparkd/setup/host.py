@@ -38,7 +38,7 @@ class Host:
         hostname: of the machine, its first label.
         bin_dir: where `sparkd` and `sparkctl` of this package are.
         bin_hidden: the folder above them that other users may not enter; empty = none.
-        groups: user -> its own group.
+        users: the accounts that are there.
         files: path -> content, of those that the plan asked for and that are there.
         open_files: those of them that others than root may read.
         present: paths of which the plan wants to know only that they are there.
@@ -57,7 +57,7 @@ class Host:
     hostname: str = ""
     bin_dir: str = "/opt/sparkd/bin"
     bin_hidden: str = ""
-    groups: Mapping[str, str] = field(default_factory=dict)
+    users: frozenset[str] = frozenset()
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     open_files: frozenset[str] = frozenset()
     present: frozenset[str] = frozenset()

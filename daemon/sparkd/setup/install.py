@@ -97,50 +97,35 @@ def wanted_files(package: Package, host: Host, user: str) -> list[File]:
         if place.needs and place.needs not in host.present:
             continue
         text = package.texts[place.source].replace(f"{places.SHIPPED_BIN}/", f"{host.bin_dir}/")
-        if place.target in {places.SYSUSERS, places.TMPFILES}:
-            text = for_engine_user(text, user, host.groups.get(user, user))
+        if place.target == places.TMPFILES:
+            text = for_engine_user(text, user)
         found.append(File(place, text.encode()))
     return [*found, *_drop_ins(package, host, user)]
 
 
-def for_engine_user(text: str, user: str, group: str) -> str:
-    """Return sysusers or tmpfiles lines for another engine's user, who is there already."""
-    if user == places.ENGINE_USER:
-        return text
-    lines = []
-    for line in text.splitlines():
-        words = line.split()
-        if words[:2] == ["u", places.ENGINE_USER]:
-            continue  # the operator's user is not made here
-        if words[:1] in (["d"], ["m"]):
-            names = f" {places.ENGINE_USER} {places.ENGINE_USER} "
-            line = line.replace(names, f" {user} {group} ").replace(  # noqa: PLW2901
-                f"m {places.DAEMON_USER} {places.ENGINE_USER}", f"m {places.DAEMON_USER} {group}"
-            )
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+def for_engine_user(tmpfiles: str, user: str) -> str:
+    """Return the folders for another engine's user; the group stays: it is how the daemon reads the logs."""
+    return tmpfiles.replace(f" {places.ENGINE_USER} {places.ENGINE_USER} ", f" {user} {places.ENGINE_USER} ")
 
 
 def _drop_ins(package: Package, host: Host, user: str) -> Iterator[File]:
     """Yield what differs from host to host, as drop-ins beside the units."""
     for unit, text in package.units.items():
-        lines = text.splitlines()
-        if user != places.ENGINE_USER and f"User={places.ENGINE_USER}" in lines:
-            group = host.groups.get(user, user)
-            why = f"runs the engine as {user}"
-            yield _drop_in(unit, ENGINE_USER_DROP_IN, why, f"[Service]\nUser={user}\nGroup={group}\n")
+        is_engine = f"User={places.ENGINE_USER}" in text.splitlines()
+        if is_engine and user != places.ENGINE_USER:
+            yield _drop_in(unit, ENGINE_USER_DROP_IN, f"runs the engine as {user}", f"User={user}\n")
         if unit.endswith(".service") and host.node is not None and host.node.name != host.hostname:
             why = f"this machine is the node {host.node.name}"
-            yield _drop_in(unit, NODE_DROP_IN, why, f"[Service]\nEnvironment=SPARKD_NODE={host.node.name}\n")
-    there = [n for n in places.OPTIONAL_CREDENTIALS if f"{places.CONFIG_DIR}/{n}" in host.files]
-    if there and places.DAEMON in package.units:
-        body = "".join(f"LoadCredential={name}:{places.CONFIG_DIR}/{name}\n" for name in there)
-        why = f"hands the daemon {', '.join(there)}"
-        yield _drop_in(places.DAEMON, CREDENTIALS_DROP_IN, why, f"[Service]\n{body}")
+            yield _drop_in(unit, NODE_DROP_IN, why, f"Environment=SPARKD_NODE={host.node.name}\n")
+        names = places.ENGINE_CREDENTIALS if is_engine else places.OPTIONAL_CREDENTIALS
+        there = [name for name in names if f"{places.CONFIG_DIR}/{name}" in host.files]
+        if there and (is_engine or unit == places.DAEMON):
+            body = "".join(f"LoadCredential={name}:{places.CONFIG_DIR}/{name}\n" for name in there)
+            yield _drop_in(unit, CREDENTIALS_DROP_IN, f"hands it {', '.join(there)}", body)
 
 
 def _drop_in(unit: str, name: str, why: str, body: str) -> File:
-    return File(Place("", drop_in(unit, name), f"{unit}: {why}"), f"{MADE}\n{body}".encode())
+    return File(Place("", drop_in(unit, name), f"{unit}: {why}"), f"{MADE}\n[Service]\n{body}".encode())
 
 
 def engine_user_of(package: Package, host: Host) -> str:
@@ -198,7 +183,7 @@ def _system_steps(
 ) -> Iterator[Step]:
     """Yield what makes the files count: users, folders, systemd. Nothing where nothing changed."""
     where = () if host.live else (f"--root={root}",)
-    if places.SYSUSERS in changed or places.DAEMON_USER not in host.groups:
+    if places.SYSUSERS in changed or places.DAEMON_USER not in host.users:
         yield Run(("systemd-sysusers", *where, _name(places.SYSUSERS)), "makes the users")
     if places.TMPFILES in changed:
         yield Run(("systemd-tmpfiles", *where, "--create", _name(places.TMPFILES)), "makes the folders")

@@ -51,7 +51,7 @@ def survey(package: Package, root: str = "/", node: str | None = None) -> Host:
         hostname=hostname,
         bin_dir=bin_dir,
         bin_hidden=_hidden(bin_dir) if live else "",
-        groups=_groups(root),
+        users=_users(root),
         files=files,
         open_files=frozenset(path for path in files if _is_open(below(root, path))),
         present=_present(root),
@@ -167,17 +167,10 @@ def _units(verb: str, state: str, names: tuple[str, ...], root: str = "/") -> li
     return [name for name, line in zip(names, said, strict=True) if line.strip() == state]
 
 
-def _groups(root: str) -> dict[str, str]:
-    """Return user -> name of its group, of the accounts in /etc."""
-    names = {row[2]: row[0] for row in _rows(root, "/etc/group", 3)}
-    return {row[0]: names.get(row[3], row[3]) for row in _rows(root, "/etc/passwd", 4)}
-
-
-def _rows(root: str, path: str, fields: int) -> list[list[str]]:
-    real = below(root, path)
-    text = real.read_text(encoding="utf-8", errors="replace") if real.is_file() else ""
-    rows = [line.split(":") for line in text.splitlines()]
-    return [row for row in rows if len(row) >= fields]
+def _users(root: str) -> frozenset[str]:
+    accounts = below(root, "/etc/passwd")
+    lines = accounts.read_text(encoding="utf-8", errors="replace").splitlines() if accounts.is_file() else []
+    return frozenset(line.partition(":")[0] for line in lines)
 
 
 def _hidden(bin_dir: str) -> str:

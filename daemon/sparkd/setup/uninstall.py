@@ -42,7 +42,7 @@ def plan_uninstall(package: Package, host: Host, *, purge: bool = False, root: s
 
 def _after(host: Host, *, purge: bool) -> tuple[str, ...]:
     users = [
-        f"sudo userdel {name}" for name in (places.DAEMON_USER, places.ENGINE_USER) if name in host.groups
+        f"sudo userdel {name}" for name in (places.DAEMON_USER, places.ENGINE_USER) if name in host.users
     ]
     stay = (f"the users stay; to remove them: {' && '.join(users)}",) if users else ()
     left = f"configuration and state stay in {places.CONFIG_DIR} and /var/lib/sparkd: --purge removes them"
