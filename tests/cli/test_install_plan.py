@@ -177,6 +177,7 @@ def test_the_units_run_the_programs_of_this_package() -> None:
         ({"has_polkit": False}, "sudo apt install polkitd"),
         ({"bin_dir": "/home/ada/venv/bin"}, "install it in /opt/sparkd"),
         ({"bin_hidden": "/opt/sparkd"}, "sudo chmod a+rx /opt/sparkd"),
+        ({"bin_hidden": "/root"}, "with the system's own /usr/bin/python3"),
         ({"files": {CLUSTER_KEY: b"k"}}, "sparkd.toml is missing: on the head `sudo sparkctl init`"),
         ({"files": {CONFIG: b""}}, "cluster_key is missing, and sparkd.service does not start without it"),
         ({"files": {CONFIG: b"", CLUSTER_KEY: b"\n"}}, "cluster_key is empty: copy it from the head"),

@@ -190,6 +190,7 @@ def test_uninstall_leaves_configuration_and_state_and_purge_does_not(head) -> No
     assert "usr/local/bin/sparkctl" not in left
     assert "nothing was left to do" in head.ctl("uninstall")[1]
 
+    (head.root / "etc/needrestart/conf.d/sparkd.conf.new").write_text("offered by an upgrade")
     assert head.ctl("uninstall", "--purge")[0] == 0
     assert not [name for name in tree(head.root) if "sparkd" in name]
 

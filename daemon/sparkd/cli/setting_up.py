@@ -141,7 +141,7 @@ def _token_text(given: str) -> str:
             with Path(given[1:]).open(encoding="utf-8", errors="replace") as file:
                 return file.read(TOKEN_MAX)
         except OSError as error:
-            raise token.TokenError(f"{given[1:]}: {error.strerror}; it should hold the token of init") from error
+            raise token.TokenError(f"{given[1:]}: {error.strerror}; it should hold a token") from error
     if given != "-":
         return given
     if sys.stdin is not None and sys.stdin.isatty():

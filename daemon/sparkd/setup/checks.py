@@ -8,6 +8,8 @@ from sparkd.setup.host import Host
 from sparkd.setup.places import CONFIG, ENGINE_UNITS, ENGINE_USER, OPTIONAL_CREDENTIALS
 
 SYSTEMD_MIN = 252
+# What ProtectHome= and PrivateTmp= of the units hide.
+HOMES = ("/home/", "/root", "/tmp/", "/run/user/")  # noqa: S108 - compared
 
 
 def not_root(command: str, host: Host) -> Iterator[str]:
@@ -34,10 +36,15 @@ def system(host: Host) -> Iterator[str]:
 
 def program(host: Host) -> Iterator[str]:
     """Yield why the units could not run the programs: they are other users, and see no homes."""
-    if host.bin_dir.startswith(("/home/", "/root/", "/tmp/")):  # noqa: S108 - compared
+    if host.bin_dir.startswith(HOMES):
         yield (
             f"sparkd is installed in {host.bin_dir}, which its units may not see: install it in "
             "/opt/sparkd (README)"
+        )
+    elif host.bin_hidden.startswith(HOMES):
+        yield (
+            f"the Python of {host.bin_dir} is in {host.bin_hidden}, which its units may not see: make that "
+            "environment with the system's own /usr/bin/python3 (README)"
         )
     elif host.bin_hidden:
         yield f"the users of sparkd may not enter {host.bin_hidden}: sudo chmod a+rx {host.bin_hidden}"

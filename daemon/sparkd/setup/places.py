@@ -62,6 +62,11 @@ FIXED = (
 )  # fmt: skip
 
 
+def beside(path: str) -> tuple[str, str]:
+    """Return what install may have put beside a file: the one before, the new default."""
+    return f"{path}.old", f"{path}.new"
+
+
 def unit_places(units: Mapping[str, str]) -> tuple[Place, ...]:
     """Return where the units go; a unit says itself what it is."""
     return tuple(

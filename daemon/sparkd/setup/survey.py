@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,7 +36,8 @@ def survey(package: Package, root: str = "/", node: str | None = None) -> Host:
         node: this node's name; None = as an earlier install found it, else the hostname.
     """
     live = root == "/"
-    files = dict(_files(root, paths_of(package)))
+    asked = paths_of(package)
+    files = dict(_files(root, asked))
     files |= dict(_files(root, (path for path in read_manifest(files).files if path not in files)))
     hostname = _hostname(root)
     config = _configuration(root, node or _node_of(files) or hostname)
@@ -50,11 +52,11 @@ def survey(package: Package, root: str = "/", node: str | None = None) -> Host:
         has_polkit=not live or any(Path(path).exists() for path in POLKIT),
         hostname=hostname,
         bin_dir=bin_dir,
-        bin_hidden=_hidden(bin_dir) if live else "",
+        bin_hidden=(_hidden(bin_dir) or _hidden(os.path.realpath(sys.executable))) if live else "",
         users=_users(root),
         files=files,
         open_files=frozenset(path for path in files if _is_open(below(root, path))),
-        present=_present(root),
+        present=_present(root, {*asked, *files}),
         links=dict(_links(root)),
         active=frozenset(_units("is-active", "active", names)) if live else frozenset(),
         enabled=frozenset(_units("is-enabled", "enabled", names, root)),
@@ -80,9 +82,10 @@ def _files(root: str, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
                 yield path, b""  # not root: what is planned then is only looked at
 
 
-def _present(root: str) -> frozenset[str]:
+def _present(root: str, files: Iterable[str]) -> frozenset[str]:
     asked = (places.CONFIG_DIR, *places.STATE_DIRS, *broker.FILES, places.WATCHDOG_DEVICE)
-    return frozenset(path for path in asked if below(root, path).exists())
+    aside = (path for file in files for path in places.beside(file))
+    return frozenset(path for path in (*asked, *aside) if below(root, path).exists())
 
 
 def _is_open(path: Path) -> bool:
@@ -173,9 +176,9 @@ def _users(root: str) -> frozenset[str]:
     return frozenset(line.partition(":")[0] for line in lines)
 
 
-def _hidden(bin_dir: str) -> str:
-    """Return the outermost folder of *bin_dir* that other users may not enter; empty = none."""
-    for folder in [*reversed(Path(bin_dir).parents), Path(bin_dir)]:
+def _hidden(path: str) -> str:
+    """Return the outermost folder of *path* that other users may not enter; empty = none."""
+    for folder in [*reversed(Path(path).parents), Path(path)]:
         if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH:
             return str(folder)
     return ""

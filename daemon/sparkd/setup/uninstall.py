@@ -33,7 +33,7 @@ def plan_uninstall(package: Package, host: Host, *, purge: bool = False, root: s
             *(Keep(path, "you changed it; it still has its effect", "keep") for path in sorted(changed)),
             *_links(host),
             *(_reload(host, removed) if there else ()),
-            *(_purge(host) if purge else _leave(host, manifest, changed)),
+            *(_purge(host, _ours(package, manifest)) if purge else _leave(host, manifest, changed)),
         ),
         refusals=(*checks.not_root("uninstall", host), *checks.engine_runs(host)),
         after=_after(host, purge=purge),
@@ -99,7 +99,10 @@ def _leave(host: Host, manifest: Manifest, changed: set[str]) -> Iterator[Step]:
         yield Write(places.MANIFEST, content, "remembers what stays", "note")
 
 
-def _purge(host: Host) -> Iterator[Step]:
+def _purge(host: Host, ours: list[str]) -> Iterator[Step]:
+    for path in (aside for file in ours for aside in places.beside(file)):
+        if path in host.present:
+            yield Remove(path, "what install had put aside")
     for path in (places.CONFIG_DIR, *places.STATE_DIRS):
         if path in host.present:
             why = "configuration, cluster key, accounts" if path == places.CONFIG_DIR else "state"
