@@ -221,6 +221,22 @@ def test_a_configuration_that_is_there_is_kept_and_its_lines_printed_again(tmp_p
     assert brought.secrets == {"cluster_key": "an-older-key-0123456789"}
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a =", "is no TOML"),
+        (b"\xff", "is no TOML"),
+        (b"", "lacks [cluster] or [[node]]"),
+        (b"cluster = 1\nnode = 2\n", "lacks [cluster] or [[node]]"),
+        (b'[cluster]\nname = "a"\n[node]\nname = "b"\n', "lacks [cluster] or [[node]]"),
+    ],
+)
+def test_a_configuration_that_is_none_is_told(content, said) -> None:
+    with pytest.raises(InitError) as refused:
+        init(Wishes(), where=host(files={CONFIG: content}, node=None))
+    assert said in str(refused.value)
+
+
 def test_force_writes_it_anew_and_keeps_the_key() -> None:
     there = host(files={CONFIG: b"# mine\n", CLUSTER_KEY: b"an-older-key-0123456789\n"}, node=None)
 
@@ -386,5 +402,7 @@ def test_every_key_of_the_example_can_be_written() -> None:
 
 
 def test_a_key_that_the_example_has_not_is_an_error() -> None:
+    with pytest.raises(ValueError, match="node: there is none"):
+        render(EXAMPLE.read_text(), {"node": []})
     with pytest.raises(ValueError, match=r"engine\.pth: unknown key"):
         render(EXAMPLE.read_text(), {"node": [{"name": "a"}], "engine": {"pth": "x"}})

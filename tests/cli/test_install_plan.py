@@ -175,6 +175,7 @@ def test_the_units_run_the_programs_of_this_package() -> None:
         ({"systemd": 251}, "systemd is 251; the units need 252 or newer"),
         ({"systemd": None}, "the version of systemd is unknown"),
         ({"has_polkit": False}, "sudo apt install polkitd"),
+        ({"has_journal": False}, "sudo apt install python3-systemd"),
         ({"bin_dir": "/home/ada/venv/bin"}, "install it in /opt/sparkd"),
         ({"bin_hidden": "/opt/sparkd"}, "sudo chmod a+rx /opt/sparkd"),
         ({"bin_hidden": "/root"}, "with the system's own /usr/bin/python3"),

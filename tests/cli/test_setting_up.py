@@ -6,11 +6,13 @@ import asyncio
 import fcntl
 import io
 import os
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import aiomqtt
@@ -18,7 +20,7 @@ import pytest
 
 from cli.setup_bed import small_system, tree
 from ports import free_port
-from sparkd.cli import sparkctl
+from sparkd.cli import setting_up, sparkctl
 from sparkd.config import load
 from sparkd.setup import apply as applying
 from sparkd.setup import survey
@@ -98,6 +100,28 @@ def test_the_line_for_the_worker_is_one_line_and_says_what_it_carries(head) -> N
     assert "not encrypted" in said
     assert subprocess.run(["bash", "-nc", lines[0]], check=False).returncode == 0
     assert (head.root / "etc/sparkd/cluster_key").read_text().strip() not in said
+
+
+@pytest.mark.parametrize(
+    ("requirement", "said"),
+    [
+        ("sparkd[broker]==1.0", "/opt/sparkd/bin/pip install -q "),
+        ("sparkd[broker] @ git+https://example.org/sparkd@0a1b", "sparkd[broker] @ git+https://example.org/"),
+        ("", "rsync -a ada@192.168.200.12:/opt/sparkd/ /opt/sparkd/"),
+    ],
+)
+def test_the_worker_gets_the_same_package(head, monkeypatch, requirement, said) -> None:
+    """From where the head's came, or from the head itself."""
+    monkeypatch.setenv("SUDO_USER", "ada")
+    whole = setting_up.read_package()
+    monkeypatch.setattr(setting_up, "read_package", lambda: replace(whole, requirement=requirement))
+    line = next(line for line in head.ctl("init", *INIT)[1].splitlines() if "sparkd1." in line)
+
+    first = shlex.split(line.partition(" && printf")[0])
+    assert first[:3] == ["sudo", "sh", "-c"]
+    assert said in first[3]
+    assert "python3-systemd" in first[3]
+    assert subprocess.run(["bash", "-nc", first[3]], check=False).returncode == 0
 
 
 def test_a_second_time_changes_nothing(head, worker) -> None:

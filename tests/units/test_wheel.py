@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from sparkd.setup import package
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("daemon", "units", "etc", "pyproject.toml", "README.md", "LICENSE")
@@ -32,6 +35,37 @@ def installed(tmp_path_factory) -> Path:
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(target)
     return target
+
+
+@pytest.mark.parametrize(
+    ("direct", "requirement"),
+    [
+        (None, "sparkd[broker]==1.2"),
+        ({"url": "file:///home/ada/sparkd", "dir_info": {}}, ""),
+        (
+            {"url": "https://example.org/sparkd.git", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}},
+            "sparkd[broker] @ git+https://example.org/sparkd.git@0a1b",
+        ),
+        (
+            {"url": "https://example.org/sparkd.whl", "archive_info": {}},
+            "sparkd[broker] @ https://example.org/sparkd.whl",
+        ),
+    ],
+)
+def test_where_it_came_from_is_what_pip_wrote_down(monkeypatch, direct, requirement) -> None:
+    """PEP 610: direct_url.json, where it did not come from an index by its name."""
+
+    class Found:
+        version = "1.2"
+
+        @staticmethod
+        def read_text(name):
+            assert name == "direct_url.json"
+            return json.dumps(direct) if direct else None
+
+    monkeypatch.setattr(package, "distribution", lambda name: Found)
+
+    assert package.read_package().requirement == requirement
 
 
 @pytest.mark.process

@@ -29,6 +29,8 @@ from sparkd.setup.uninstall import plan_uninstall
 
 DONE, REFUSED, FAILED = 0, 1, 2
 TOKEN_MAX = 1 << 20
+# What install wants of the system, beside systemd itself.
+DEBIAN = "polkitd python3-venv python3-systemd"
 WHAT_IT_IS = (
     "The line installs this sparkd there and brings the configuration, the cluster key and, where the",
     "broker has accounts, that node's password. It is compressed, not encrypted: whoever has it can speak",
@@ -110,12 +112,14 @@ def join_lines(head: Head, package: Package, bin_dir: str) -> list[str]:
 
 def _package_line(package: Package, bin_dir: str, address: str) -> str:
     """Return how a worker gets the same package: from where pip had it, or from this machine."""
-    folder = str(Path(bin_dir).parent)
+    folder = shlex.quote(str(Path(bin_dir).parent))
     if package.requirement:
-        pip = f"python3 -m venv {folder} && {folder}/bin/pip install -q {shlex.quote(package.requirement)}"
-        return f"sudo sh -c {shlex.quote(pip)}"
-    who = os.environ.get("SUDO_USER") or getpass.getuser()
-    return f"sudo rsync -a {who}@{address}:{folder}/ {folder}/"
+        steps = [f"apt-get install -y -q {DEBIAN}", f"python3 -m venv --system-site-packages {folder}"]
+        steps += [f"{folder}/bin/pip install -q {shlex.quote(package.requirement)}"]
+    else:
+        who = os.environ.get("SUDO_USER") or getpass.getuser()
+        steps = [f"apt-get install -y -q {DEBIAN} rsync", f"rsync -a {who}@{address}:{folder}/ {folder}/"]
+    return f"sudo sh -c {shlex.quote(' && '.join(steps))}"
 
 
 def _join(options: argparse.Namespace, package: Package, root: str) -> int:

@@ -32,6 +32,11 @@ def system(host: Host) -> Iterator[str]:
         )
     if not host.has_polkit:
         yield "polkit is missing: without it the daemon may start nothing: sudo apt install polkitd"
+    if not host.has_journal:
+        yield (
+            "systemd-python is missing, by which the daemon reads the engine's output: sudo apt install "
+            "python3-systemd, and make its environment with `python3 -m venv --system-site-packages` (README)"
+        )
 
 
 def program(host: Host) -> Iterator[str]:

@@ -146,10 +146,7 @@ def _next(host: Host) -> tuple[str, ...]:
 
 def _again(package: Package, host: Host, there: bytes, fresh: Fresh) -> Head:
     """The configuration is there: nothing is written but a missing key, and the lines are made from it."""
-    try:
-        document = tomllib.loads(there.decode())
-    except ValueError as error:
-        raise InitError(f"{places.CONFIG} is no TOML: {error}") from error
+    document = _read(there)
     inline = str(document.get("cluster", {}).get("key", ""))
     key = inline or _key(host, fresh)
     accounts = broker.read_accounts(host.files.get(places.BROKER_ACCOUNTS, b""))
@@ -168,6 +165,25 @@ def _again(package: Package, host: Host, there: bytes, fresh: Fresh) -> Head:
         _next(host),
     )
     return Head(plan, there.decode(), key, _tokens(package, document, key, accounts))
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    """Return the tables of a configuration; what is in them is the loader's to judge. Raises InitError."""
+    try:
+        document = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise InitError(
+            f"{places.CONFIG} is no TOML: {error}; mend it, or say --force for a new one"
+        ) from error
+    nodes = document.get("node")
+    tables = [
+        document.get("cluster"),
+        document.get("broker", {}),
+        *(nodes if isinstance(nodes, list) else [0]),
+    ]
+    if not all(isinstance(table, dict) for table in tables):
+        raise InitError(f"{places.CONFIG} lacks [cluster] or [[node]]: mend it, or say --force for a new one")
+    return document
 
 
 def _document(

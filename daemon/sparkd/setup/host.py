@@ -35,6 +35,7 @@ class Host:
         booted: systemd is process 1.
         systemd: its version.
         has_polkit: a polkit that reads rules is there.
+        has_journal: systemd-python is there, by which the daemon reads the engine's output.
         hostname: of the machine, its first label.
         bin_dir: where `sparkd` and `sparkctl` of this package are.
         bin_hidden: the folder above them that other users may not enter; empty = none.
@@ -54,6 +55,7 @@ class Host:
     booted: bool = True
     systemd: int | None = None
     has_polkit: bool = True
+    has_journal: bool = True
     hostname: str = ""
     bin_dir: str = "/opt/sparkd/bin"
     bin_hidden: str = ""

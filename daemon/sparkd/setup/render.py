@@ -24,8 +24,10 @@ def render(example: str, document: Mapping[str, Any], opening: str = "") -> str:
         opening: what stands above it, as comment lines.
 
     Raises:
-        ValueError: a value has no place in the example: it is no key.
+        ValueError: there is no node, or a value has no place in the example: it is no key.
     """
+    if not document.get("node"):
+        raise ValueError("node: there is none")
     left = {place: value for place, value in _places(document) if place[0] != "node"}
     lines = list(_lines(example, document, left))
     if left:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from sparkd.setup import broker, places
@@ -50,6 +51,7 @@ def survey(package: Package, root: str = "/", node: str | None = None) -> Host:
         booted=not live or Path("/run/systemd/system").is_dir(),
         systemd=_systemd() if live else _systemd_of(root),
         has_polkit=not live or any(Path(path).exists() for path in POLKIT),
+        has_journal=not live or find_spec("systemd") is not None,
         hostname=hostname,
         bin_dir=bin_dir,
         bin_hidden=(_hidden(bin_dir) or _hidden(os.path.realpath(sys.executable))) if live else "",
