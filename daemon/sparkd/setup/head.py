@@ -141,7 +141,7 @@ def plan_init(
 
 
 def _next(host: Host) -> tuple[str, ...]:
-    return (f"look at {places.CONFIG}, then:  sudo sparkctl install",) if host.live else ()
+    return (f"look at {places.CONFIG}, then:  sudo {host.bin_dir}/sparkctl install",) if host.live else ()
 
 
 def _again(package: Package, host: Host, there: bytes, fresh: Fresh) -> Head:
