@@ -22,7 +22,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: setup
-	@bash tests/packages.sh mosquitto prometheus
+	@bash tests/packages.sh mosquitto prometheus systemd polkitd dbus
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 

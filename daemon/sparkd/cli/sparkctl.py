@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparkd.cli.setup_options import COMMANDS, add_setup
+
 FINE, UNUSABLE, INTERRUPTED = 0, 2, 130
 SOCKET = Path("/run/sparkd/sparkd.sock")
 VERBS = {
@@ -63,6 +65,10 @@ def _run(options: argparse.Namespace) -> int:
         from sparkd.cli import signatures
 
         return signatures.run(options)
+    if options.command in COMMANDS:
+        from sparkd.cli import setting_up
+
+        return setting_up.run(options)
     from sparkd.cli import asking
 
     return asking.run(options)
@@ -105,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         "--patterns", action="store_true", help="only the patterns, for: LC_ALL=C grep -cE -f"
     )
     _add_signature_folder(signatures)
+    add_setup(commands)
     return parser
 
 
