@@ -170,9 +170,7 @@ def _heads_phase(turn: Turn) -> Phase:
 def _probe_peer(turn: Turn, peer: Peer) -> None:
     """The second path: ask a peer that the broker does not bring, and fetch evidence that is missing."""
     silent = turn.due(max(peer.mqtt_at_s, turn.state.broker_since_s) + turn.policy.peer_silence_s)
-    status = peer.status
-    behind = turn.state.coordinator is not None and status is not None and peer.fresh
-    gap = behind and status is not None and status.report_seq > peer.received_seq
+    gap = turn.state.coordinator is not None and _lacks_evidence(peer)
     if (
         peer.probing
         or not (silent or gap or peer.will)
@@ -181,3 +179,7 @@ def _probe_peer(turn: Turn, peer: Peer) -> None:
         return
     turn.set_peer(peer, news=False, probing=True, probed_at_s=turn.now)
     turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))
+
+
+def _lacks_evidence(peer: Peer) -> bool:
+    return peer.fresh and peer.status is not None and peer.status.report_seq > peer.received_seq

@@ -23,6 +23,8 @@ from sparkd.core.records import InvariantBroken, Record
 from sparkd.core.state import NEVER_S, State
 from sparkd.core.turn import Concern, Turn
 
+_DECIDE, _PROBE, _SAY = Concern
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -38,20 +40,22 @@ def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> S
     turn = Turn(state=state, now=now, policy=policy, wakes=list(state.wakes))
     for event in events:
         fold(turn, event)
-    if turn.news or _is_due(turn, Concern.DECIDE):
+    if turn.news or turn.wakes[_DECIDE] <= now:
         _decide(turn)
-    if turn.news or _is_due(turn, Concern.PROBE):
-        turn.begin(Concern.PROBE)
+    if turn.news or turn.wakes[_PROBE] <= now:
+        turn.begin(_PROBE)
         watch.probe(turn)
-    if turn.news or _is_due(turn, Concern.SAY):
-        turn.begin(Concern.SAY)
+    if turn.news or turn.wakes[_SAY] <= now:
+        turn.begin(_SAY)
         publish.publish(turn)
     if turn.news:
         if turn.state.coordinator is not None:
             keeping.keep(turn)
         for rule in check(turn.state, policy):
             turn.note(InvariantBroken(rule=rule))
-    turn.set_state(news=False, wakes=tuple(turn.wakes))
+    wakes = tuple(turn.wakes)
+    if wakes != state.wakes:
+        turn.set_state(news=False, wakes=wakes)
     return Step(turn.state, tuple(turn.commands), tuple(turn.records))
 
 
@@ -59,10 +63,6 @@ def next_deadline(state: State) -> float | None:
     """Return the monotonic time of the next step without an event, None = none is needed."""
     at_s = min(state.wakes)
     return None if at_s == NEVER_S else at_s
-
-
-def _is_due(turn: Turn, concern: Concern) -> bool:
-    return turn.wakes[concern] <= turn.now
 
 
 ROUNDS_MAX = 6
@@ -74,7 +74,7 @@ def _decide(turn: Turn) -> None:
 
     Nothing that can be decided now waits for another event.
     """
-    turn.begin(Concern.DECIDE)
+    turn.begin(_DECIDE)
     leads = turn.state.coordinator is not None
     for _ in range(ROUNDS_MAX):
         before = turn.state

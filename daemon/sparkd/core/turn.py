@@ -51,7 +51,8 @@ class Draft:
 
     def set_state(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the state; not *news* where they only move silences later."""
-        self.news = self.news or news
+        if news:
+            self.news = True
         self.state = evolve(self.state, changes)
 
     def set_member(self, *, news: bool = True, **changes: Any) -> None:
@@ -69,7 +70,7 @@ class Draft:
     def set_peer(self, peer: Peer, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of a peer."""
         new = evolve(peer, changes)
-        peers = tuple(new if p.node == peer.node else p for p in self.state.peers)
+        peers = tuple([new if p.node == peer.node else p for p in self.state.peers])
         self.set_state(news=news, peers=peers)
 
 
@@ -102,7 +103,8 @@ class Turn(Draft):
 
     def wake_for(self, concern: Concern, at_s: float) -> None:
         """Ask that *concern* is looked at at *at_s* at the latest."""
-        self.wakes[concern] = min(self.wakes[concern], at_s)
+        if at_s < self.wakes[concern]:
+            self.wakes[concern] = at_s
 
     def begin(self, concern: Concern) -> None:
         """Begin a part of the step; its deadlines are found anew."""
