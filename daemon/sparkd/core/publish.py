@@ -64,13 +64,15 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         node=state.node,
         instance=state.instance,
         seen=state.seen,
-        heard=tuple((peer.node, peer.status.instance) for peer in state.peers if peer.status),
+        heard=_heard(state),
         intent_seq=intent.seq if intent else 0,
         intent_coordinator=intent.coordinator if intent else "",
         refused=member.refused,
         units=tuple(
-            UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason, u.by_hand)
-            for u in member.units
+            [
+                UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason, u.by_hand)
+                for u in member.units
+            ]
         ),
         swept=member.swept,
         emptied_generation=member.emptied_generation,
@@ -93,17 +95,32 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
     )
 
 
+def _heard(state: State) -> tuple[tuple[str, str], ...]:
+    return tuple([(peer.node, peer.status.instance) for peer in state.peers if peer.status])
+
+
 def _status(turn: Turn) -> None:
     policy = turn.policy
     published = turn.state.published
     due = turn.due(published.status_at_s + policy.status_every_s)
-    if not due and not turn.news:
+    if not due and (not turn.news or _says_the_same(turn)):
         return
     status = status_of(turn.state, policy.shared_digest, policy.node_digest, policy.version)
     if due or not same_level(published.level, status):
         turn.set_state(news=False, published=evolve(published, {"level": status, "status_at_s": turn.now}))
         turn.order(PublishStatus(status=status))
         turn.wake(turn.now + policy.status_every_s)
+
+
+def _says_the_same(turn: Turn) -> bool:
+    """Whether nothing changed in this step that a status tells; what was news before has been said."""
+    before, state = turn.before, turn.state
+    return (
+        before is not None
+        and state.member is before.member
+        and state.seen == before.seen
+        and _heard(state) == _heard(before)
+    )
 
 
 def _report(turn: Turn) -> None:

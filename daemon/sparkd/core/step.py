@@ -11,7 +11,7 @@ The caller makes the records durable before it carries out what starts something
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparkd.core import coordinator, keeping, member, publish, told, watch
 from sparkd.core.commands import Command
@@ -20,14 +20,13 @@ from sparkd.core.fold import fold
 from sparkd.core.invariants import check
 from sparkd.core.policy import Policy
 from sparkd.core.records import InvariantBroken, Record
-from sparkd.core.state import NEVER_S, State
+from sparkd.core.state import AT_ONCE, NEVER_S, State
 from sparkd.core.turn import Concern, Turn
 
 _DECIDE, _PROBE, _SAY = Concern
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What the events led to: the new state, effects in their order, facts in their order."""
 
     state: State
@@ -37,7 +36,8 @@ class Step:
 
 def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> Step:
     """Return what *events*, in their order, lead to at *now* (monotonic seconds)."""
-    turn = Turn(state=state, now=now, policy=policy, wakes=list(state.wakes))
+    before = None if state.wakes == AT_ONCE else state
+    turn = Turn(state=state, now=now, policy=policy, before=before, wakes=list(state.wakes))
     for event in events:
         fold(turn, event)
     if turn.news or turn.wakes[_DECIDE] <= now:
@@ -51,7 +51,7 @@ def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> S
     if turn.news:
         if turn.state.coordinator is not None:
             keeping.keep(turn)
-        for rule in check(turn.state, policy):
+        for rule in check(turn.state, policy, before):
             turn.note(InvariantBroken(rule=rule))
     wakes = tuple(turn.wakes)
     if wakes != state.wakes:
