@@ -1,4 +1,4 @@
-"""The rules that hold after every step: each is broken once, and only those are left out whose facts stand."""
+"""The rules that hold after every step: each is broken once; left out is only what has not changed."""
 
 from __future__ import annotations
 
