@@ -77,11 +77,11 @@ def _decide(turn: Turn) -> None:
     turn.begin(_DECIDE)
     leads = turn.state.coordinator is not None
     for _ in range(ROUNDS_MAX):
-        before = turn.state
         if leads:
             coordinator.decide(turn)
+        coordinated = turn.state
         member.decide(turn)
-        if turn.state is before:
+        if turn.state is coordinated:
             break
     else:
         turn.wake(turn.now)

@@ -125,10 +125,11 @@ class Turn(Draft):
     def see(self, stamp: Stamp) -> None:
         """Raise the highest stamp ever seen."""
         seen = self.state.seen
+        if stamp.epoch <= seen.epoch and stamp.generation <= seen.generation:
+            return
         high = Stamp(max(stamp.epoch, seen.epoch), max(stamp.generation, seen.generation))
-        if high != seen:
-            self.set_state(seen=high)
-            self.note(StampAdvanced(seen=high))
+        self.set_state(seen=high)
+        self.note(StampAdvanced(seen=high))
 
     def move(self, after: Phase, reason: str) -> None:
         """Move the coordinator to another phase, with the reason; an illegal move raises."""
