@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from sparkd.core.context import context_to_keep
 from sparkd.core.records import Kept, KeptChanged
 from sparkd.core.turn import Turn
@@ -18,16 +16,9 @@ def served(turn: Turn) -> None:
         turn.set_lead(proven=lead.settings)
 
 
-_kept_of = attrgetter(
-    "proven", "spent", "silences", "forgiven", "unclean", "asked_target", "asked_pause", "kept"
-)
-
-
 def keep(turn: Turn) -> None:
     """Note what is kept where it changed."""
     lead = turn.lead
-    if turn.before is not None and _kept_of(lead) == _kept_of(turn.before.coordinator):
-        return
     kept = Kept(
         context=context_to_keep(lead.kept.context, turn.policy.context),
         proven=lead.proven,
