@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
 
 from sparkd.core.messages import UnitState
 from sparkd.core.policy import Policy
@@ -11,10 +13,26 @@ from sparkd.core.state import Coordinator, State
 from sparkd.signals.causes import UNKNOWN
 from sparkd.words import LIVE, Backend, Phase, UnitName
 
+Rules = tuple[tuple[str, Callable[[State, Policy], bool]], ...]
 
-def check(state: State, policy: Policy) -> tuple[str, ...]:
-    """Return the rules that do not hold, as sentences; none = all hold."""
-    return tuple(rule for rule, holds in RULES if not holds(state, policy))
+
+def check(state: State, policy: Policy, before: State | None = None) -> tuple[str, ...]:
+    """Return the rules that do not hold, as sentences; none = all hold.
+
+    Given *before*, a state that was checked, only the rules are looked at of which a fact has changed since.
+    """
+    broken = _broken(MEMBER_RULES, _member_facts, state, policy, before)
+    if state.coordinator is not None:
+        broken += _broken(LEAD_RULES, _lead_facts, state, policy, before)
+    return broken
+
+
+def _broken(
+    rules: Rules, facts: Callable[[State], Any], state: State, policy: Policy, before: State | None
+) -> tuple[str, ...]:
+    if before is not None and facts(state) == facts(before):
+        return ()
+    return tuple([rule for rule, holds in rules if not holds(state, policy)])
 
 
 def _one_generation(state: State, _policy: Policy) -> bool:
@@ -138,11 +156,28 @@ def _monitor_stays(lead: Coordinator, _state: State, policy: Policy) -> bool:
     return lead.settings.ray_memory_threshold is not None or policy.guard_enforcing
 
 
-RULES: tuple[tuple[str, Callable[[State, Policy], bool]], ...] = (
+MEMBER_FACTS = ("seen.generation", "member.units", "member.intent", "member.emptied_generation")
+"""All that the rules of a member look at."""
+MEMBER_RULES: Rules = (
     ("no two generations work on this node", _one_generation),
     ("nothing starts without an intent", _nothing_unknown_runs),
     ("no unit is of a generation that was never seen", _no_future),
     ("a generation with living units is not called dead", _answers_are_true),
+    ("who only observes runs nothing", _observes_only),
+)
+LEAD_FACTS = (
+    "instance",
+    "seen.epoch",
+    *(
+        f"coordinator.{name}"
+        for name in (
+            *("phase", "phase_since_s", "epoch", "intent", "launched_at_s", "failure", "incident"),
+            *("settings", "failed", "backoff_until_s", "retry_at_s"),
+        )
+    ),
+)
+"""All that the rules of a coordinator look at."""
+LEAD_RULES: Rules = (
     ("serving was launched", _lead(_verified)),
     ("failing has a failure", _lead(_judged)),
     ("a live generation has no open failure", _lead(_no_failure_while_live)),
@@ -155,6 +190,6 @@ RULES: tuple[tuple[str, Callable[[State, Policy], bool]], ...] = (
     ("only an escalation is tried again by itself", _lead(_retry_is_announced)),
     ("orders are this instance's, of the newest epoch", _lead(_acts_in_its_epoch)),
     ("never one rank alone is wanted", _lead(_never_one_rank)),
-    ("who only observes runs nothing", _observes_only),
     ("Ray's monitor is off only with an enforcing guard", _lead(_monitor_stays)),
 )
+_member_facts, _lead_facts = attrgetter(*MEMBER_FACTS), attrgetter(*LEAD_FACTS)

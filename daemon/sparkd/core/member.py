@@ -38,7 +38,7 @@ OBSERVES = "its sparkd only observes (recovery.observe_only)"
 
 def alive(turn: Turn) -> tuple[Unit, ...]:
     """Return the units of which any process may exist, in the order of starting."""
-    return tuple(unit for unit in turn.member.units if unit.alive)
+    return tuple([unit for unit in turn.member.units if unit.alive])
 
 
 def set_unit(turn: Turn, unit: Unit) -> None:
@@ -52,7 +52,10 @@ def set_unit(turn: Turn, unit: Unit) -> None:
 
 def find_unit(turn: Turn, unit: UnitName, generation: int) -> Unit | None:
     """Return the record of a unit, None where it was never started here."""
-    return next((u for u in turn.member.units if (u.unit, u.generation) == (unit, generation)), None)
+    for known in turn.member.units:
+        if known.unit == unit and known.generation == generation:
+            return known
+    return None
 
 
 def _sweep(turn: Turn) -> None:
@@ -177,9 +180,11 @@ def _take_back_answers(turn: Turn, generation: int) -> None:
 
 def _drain(turn: Turn) -> None:
     """When the last process of a generation is gone, read its logs to the end."""
-    generation = max((unit.generation for unit in turn.member.units), default=0)
-    over = all(not u.alive for u in turn.member.units if u.generation == generation)
-    if over and generation > max(turn.member.drained_generation, turn.member.draining_generation):
+    member = turn.member
+    generation = max([unit.generation for unit in member.units], default=0)
+    if generation <= max(member.drained_generation, member.draining_generation):
+        return
+    if not any(unit.alive for unit in member.units if unit.generation == generation):
         turn.set_member(draining_generation=generation)
         turn.order(DrainSources(generation=generation))
 

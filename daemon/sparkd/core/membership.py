@@ -57,8 +57,15 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         "retired": retired,
         "received_seq": 0 if changed else peer.received_seq,
     }
-    same = fresh == peer.fresh and same_level(before, status) and (not by_mqtt or is_heard(turn, peer))
+    same = fresh == peer.fresh and _is_known(turn, before, status) and (not by_mqtt or is_heard(turn, peer))
     turn.set_peer(peer, news=not same, **changes)
+
+
+def _is_known(turn: Turn, before: MemberStatus | None, status: MemberStatus) -> bool:
+    """Whether nothing is decided here by what is new in it: only the head looks at others' units."""
+    if turn.state.coordinator is None:
+        return before is not None and before.instance == status.instance
+    return same_level(before, status)
 
 
 def fold_intent(turn: Turn, event: IntentReceived) -> None:

@@ -76,11 +76,17 @@ class Intent:
 
     def units_of(self, node: str) -> tuple[UnitName, ...]:
         """Return the units wanted on *node*, none where it is not named."""
-        return next((units for name, units in self.wanted if name == node), ())
+        for name, units in self.wanted:
+            if name == node:
+                return units
+        return ()
 
     def instance_of(self, node: str) -> str | None:
         """Return the instance of *node* for which this intent is, None where it is not addressed."""
-        return next((instance for name, instance in self.addressees if name == node), None)
+        for name, instance in self.addressees:
+            if name == node:
+                return instance
+        return None
 
 
 @dataclass(frozen=True, slots=True)

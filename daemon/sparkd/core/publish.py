@@ -64,13 +64,15 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         node=state.node,
         instance=state.instance,
         seen=state.seen,
-        heard=tuple((peer.node, peer.status.instance) for peer in state.peers if peer.status),
+        heard=_heard(state),
         intent_seq=intent.seq if intent else 0,
         intent_coordinator=intent.coordinator if intent else "",
         refused=member.refused,
         units=tuple(
-            UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason, u.by_hand)
-            for u in member.units
+            [
+                UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason, u.by_hand)
+                for u in member.units
+            ]
         ),
         swept=member.swept,
         emptied_generation=member.emptied_generation,
@@ -93,17 +95,32 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
     )
 
 
+def _heard(state: State) -> tuple[tuple[str, str], ...]:
+    return tuple([(peer.node, peer.status.instance) for peer in state.peers if peer.status])
+
+
 def _status(turn: Turn) -> None:
     policy = turn.policy
     published = turn.state.published
     due = turn.due(published.status_at_s + policy.status_every_s)
-    if not due and not turn.news:
+    if not due and (not turn.news or _says_the_same(turn)):
         return
     status = status_of(turn.state, policy.shared_digest, policy.node_digest, policy.version)
     if due or not same_level(published.level, status):
         turn.set_state(news=False, published=evolve(published, {"level": status, "status_at_s": turn.now}))
         turn.order(PublishStatus(status=status))
         turn.wake(turn.now + policy.status_every_s)
+
+
+def _says_the_same(turn: Turn) -> bool:
+    """Whether nothing changed in this step that a status tells; what was news before has been said."""
+    before, state = turn.before, turn.state
+    return (
+        before is not None
+        and state.member is before.member
+        and state.seen == before.seen
+        and _heard(state) == _heard(before)
+    )
 
 
 def _report(turn: Turn) -> None:
@@ -170,9 +187,7 @@ def _heads_phase(turn: Turn) -> Phase:
 def _probe_peer(turn: Turn, peer: Peer) -> None:
     """The second path: ask a peer that the broker does not bring, and fetch evidence that is missing."""
     silent = turn.due(max(peer.mqtt_at_s, turn.state.broker_since_s) + turn.policy.peer_silence_s)
-    status = peer.status
-    behind = turn.state.coordinator is not None and status is not None and peer.fresh
-    gap = behind and status is not None and status.report_seq > peer.received_seq
+    gap = turn.state.coordinator is not None and _lacks_evidence(peer)
     if (
         peer.probing
         or not (silent or gap or peer.will)
@@ -181,3 +196,7 @@ def _probe_peer(turn: Turn, peer: Peer) -> None:
         return
     turn.set_peer(peer, news=False, probing=True, probed_at_s=turn.now)
     turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))
+
+
+def _lacks_evidence(peer: Peer) -> bool:
+    return peer.fresh and peer.status is not None and peer.status.report_seq > peer.received_seq

@@ -285,7 +285,10 @@ class State:
 
     def peer(self, node: str) -> Peer | None:
         """Return what is known of *node*."""
-        return next((peer for peer in self.peers if peer.node == node), None)
+        for peer in self.peers:
+            if peer.node == node:
+                return peer
+        return None
 
 
 @dataclass(frozen=True, slots=True)

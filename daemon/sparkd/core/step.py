@@ -11,7 +11,7 @@ The caller makes the records durable before it carries out what starts something
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparkd.core import coordinator, keeping, member, publish, told, watch
 from sparkd.core.commands import Command
@@ -20,12 +20,13 @@ from sparkd.core.fold import fold
 from sparkd.core.invariants import check
 from sparkd.core.policy import Policy
 from sparkd.core.records import InvariantBroken, Record
-from sparkd.core.state import NEVER_S, State
+from sparkd.core.state import AT_ONCE, NEVER_S, State
 from sparkd.core.turn import Concern, Turn
 
+_DECIDE, _PROBE, _SAY = Concern
 
-@dataclass(frozen=True, slots=True)
-class Step:
+
+class Step(NamedTuple):
     """What the events led to: the new state, effects in their order, facts in their order."""
 
     state: State
@@ -35,23 +36,26 @@ class Step:
 
 def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> Step:
     """Return what *events*, in their order, lead to at *now* (monotonic seconds)."""
-    turn = Turn(state=state, now=now, policy=policy, wakes=list(state.wakes))
+    before = None if state.wakes == AT_ONCE else state
+    turn = Turn(state=state, now=now, policy=policy, before=before, wakes=list(state.wakes))
     for event in events:
         fold(turn, event)
-    if turn.news or _is_due(turn, Concern.DECIDE):
+    if turn.news or turn.wakes[_DECIDE] <= now:
         _decide(turn)
-    if turn.news or _is_due(turn, Concern.PROBE):
-        turn.begin(Concern.PROBE)
+    if turn.news or turn.wakes[_PROBE] <= now:
+        turn.begin(_PROBE)
         watch.probe(turn)
-    if turn.news or _is_due(turn, Concern.SAY):
-        turn.begin(Concern.SAY)
+    if turn.news or turn.wakes[_SAY] <= now:
+        turn.begin(_SAY)
         publish.publish(turn)
     if turn.news:
         if turn.state.coordinator is not None:
             keeping.keep(turn)
-        for rule in check(turn.state, policy):
+        for rule in check(turn.state, policy, before):
             turn.note(InvariantBroken(rule=rule))
-    turn.set_state(news=False, wakes=tuple(turn.wakes))
+    wakes = tuple(turn.wakes)
+    if wakes != state.wakes:
+        turn.set_state(news=False, wakes=wakes)
     return Step(turn.state, tuple(turn.commands), tuple(turn.records))
 
 
@@ -59,10 +63,6 @@ def next_deadline(state: State) -> float | None:
     """Return the monotonic time of the next step without an event, None = none is needed."""
     at_s = min(state.wakes)
     return None if at_s == NEVER_S else at_s
-
-
-def _is_due(turn: Turn, concern: Concern) -> bool:
-    return turn.wakes[concern] <= turn.now
 
 
 ROUNDS_MAX = 6
@@ -74,14 +74,14 @@ def _decide(turn: Turn) -> None:
 
     Nothing that can be decided now waits for another event.
     """
-    turn.begin(Concern.DECIDE)
+    turn.begin(_DECIDE)
     leads = turn.state.coordinator is not None
     for _ in range(ROUNDS_MAX):
-        before = turn.state
         if leads:
             coordinator.decide(turn)
+        coordinated = turn.state
         member.decide(turn)
-        if turn.state is before:
+        if turn.state is coordinated:
             break
     else:
         turn.wake(turn.now)

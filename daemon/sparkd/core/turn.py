@@ -49,36 +49,42 @@ class Draft:
             raise LookupError("this node does not coordinate")
         return self.state.coordinator
 
+    def _put(self, changes: dict[str, Any], news: bool) -> None:
+        if news:
+            self.news = True
+        self.state = evolve(self.state, changes)
+
     def set_state(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the state; not *news* where they only move silences later."""
-        self.news = self.news or news
-        self.state = evolve(self.state, changes)
+        self._put(changes, news)
 
     def set_member(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the member."""
-        self.set_state(news=news, member=evolve(self.state.member, changes))
+        self._put({"member": evolve(self.state.member, changes)}, news)
 
     def set_lead(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the coordinator."""
-        self.set_state(news=news, coordinator=evolve(self.lead, changes))
+        self._put({"coordinator": evolve(self.lead, changes)}, news)
 
     def set_watch(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of what is observed of the running generation."""
-        self.set_lead(news=news, watch=evolve(self.lead.watch, changes))
+        lead = self.lead
+        self._put({"coordinator": evolve(lead, {"watch": evolve(lead.watch, changes)})}, news)
 
     def set_peer(self, peer: Peer, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of a peer."""
         new = evolve(peer, changes)
-        peers = tuple(new if p.node == peer.node else p for p in self.state.peers)
-        self.set_state(news=news, peers=peers)
+        peers = tuple([new if p.node == peer.node else p for p in self.state.peers])
+        self._put({"peers": peers}, news)
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn(Draft):
-    """Accumulates one step."""
+    """Accumulates one step. `before`: the state that it began with, None = nothing was looked at yet."""
 
     now: float
     policy: Policy
+    before: State | None = None
     commands: list[Command] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
@@ -113,16 +119,17 @@ class Turn(Draft):
         """Return whether *at_s* has come; where it has not, be stepped again then."""
         if self.now >= at_s:
             return True
-        self.wake(at_s)
+        self.wakes[self.concern] = min(self.wakes[self.concern], at_s)
         return False
 
     def see(self, stamp: Stamp) -> None:
         """Raise the highest stamp ever seen."""
         seen = self.state.seen
+        if stamp.epoch <= seen.epoch and stamp.generation <= seen.generation:
+            return
         high = Stamp(max(stamp.epoch, seen.epoch), max(stamp.generation, seen.generation))
-        if high != seen:
-            self.set_state(seen=high)
-            self.note(StampAdvanced(seen=high))
+        self.set_state(seen=high)
+        self.note(StampAdvanced(seen=high))
 
     def move(self, after: Phase, reason: str) -> None:
         """Move the coordinator to another phase, with the reason; an illegal move raises."""

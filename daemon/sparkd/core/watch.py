@@ -40,7 +40,7 @@ def probe(turn: Turn) -> None:
         _probe_engine(turn)
 
 
-_ASKS_ENGINE = frozenset((*ENGINE, Phase.SERVING))
+_ASKS_ENGINE = (*ENGINE, Phase.SERVING)
 
 
 def ray_runs(turn: Turn) -> bool:
@@ -68,7 +68,7 @@ def next_membership_s(turn: Turn) -> float:
 
 def _period(turn: Turn, every_s: float) -> float:
     """While a start waits for the answer, ask more often: it is sparkd's own share of the start."""
-    waited_for = turn.lead.phase in {Phase.FORMING, Phase.STARTING_API}
+    waited_for = turn.lead.phase in (Phase.FORMING, Phase.STARTING_API)
     return min(every_s, STARTING_EVERY_S) if waited_for else every_s
 
 
