@@ -67,13 +67,17 @@ async def live_through(where: site.Site, names: set[str] | None) -> list[Result]
 
 async def keep_incidents(where: site.Site, folder: pathlib.Path) -> None:
     """Keep every incident as `sparkctl --json incidents show N` prints it: what `sparkctl replay` takes."""
+    head = where.cluster.head
+    found = [s["incident"] for s in await head.ask("GET", "/incidents")]
+    _write_incidents(folder, [await head.ask("GET", f"/incidents/{number}") for number in found])
+
+
+def _write_incidents(folder: pathlib.Path, documents: list[dict[str, Any]]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for summary in await where.cluster.head.ask("GET", "/incidents"):
-        number, cause = summary["incident"], summary["cause"]
-        document = await where.cluster.head.ask("GET", f"/incidents/{number}")
-        text = json.dumps(document, indent=1, ensure_ascii=False)
-        (folder / f"{number:02}-{cause}.json").write_text(text + "\n", encoding="utf-8")
+    for document in documents:
+        path = folder / f"{document['incident']:02}-{document['cause']}.json"
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def one_round(env: pathlib.Path, model: pathlib.Path, names: set[str] | None, number: int) -> list[Result]:

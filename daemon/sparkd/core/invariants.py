@@ -172,7 +172,7 @@ LEAD_FACTS = (
         f"coordinator.{name}"
         for name in (
             *("phase", "phase_since_s", "epoch", "intent", "launched_at_s", "failure", "incident"),
-            *("settings", "failed", "backoff_until_s", "retry_at_s"),
+            *("settings", "edited", "failed", "backoff_until_s", "retry_at_s"),
         )
     ),
 )
