@@ -118,7 +118,7 @@ def _remove(path: Path, *, tree: bool) -> None:
         return
     path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # a drop-in's folder goes with its last file
-        if path.parent.suffix == ".d" and path.parent.name.startswith("sparkd"):
+        if path.parent.suffix == ".d" and path.parent.name.startswith(("sparkd", "mosquitto.service")):
             path.parent.rmdir()
 
 
