@@ -44,6 +44,7 @@ def host(**changes) -> Host:
         systemd=255,
         hostname="spark-a",
         files={CONFIG: b"# a configuration\n", CLUSTER_KEY: f"{KEY}\n".encode(), MANIFEST: noted},
+        config_access="640 sparkd-engine",
         present=frozenset({WATCHDOG_DEVICE}),
         node=NODE,
     )

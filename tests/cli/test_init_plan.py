@@ -105,7 +105,7 @@ def test_the_files_and_their_modes() -> None:
     plan = init().plan
 
     assert {path: oct(step.mode) for path, step in writes(plan).items()} == {
-        CONFIG: "0o644",
+        CONFIG: "0o600",
         CLUSTER_KEY: "0o600",
         MANIFEST: "0o644",
     }

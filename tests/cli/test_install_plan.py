@@ -194,7 +194,21 @@ def test_a_host_that_lacks_something_is_told_what_and_is_left_as_it_is(lacking, 
 
 
 def test_everything_that_is_lacking_is_told_at_once() -> None:
-    assert len(plan_install(package(), host(is_root=False, systemd=249, files={})).refusals) == 4
+    assert len(plan_install(package(), host(has_polkit=False, systemd=249, files={})).refusals) == 4
+
+
+def test_who_is_not_root_is_told_only_that() -> None:
+    """What only root may read would look as if it were missing."""
+    assert len(plan_install(package(), host(is_root=False, systemd=249, files={})).refusals) == 1
+
+
+def test_the_configuration_is_for_the_daemon_and_the_engine() -> None:
+    plan = plan_install(package(), host(config_access="644 root"))
+    steps = [step for step in plan.steps if isinstance(step, Protect)]
+
+    assert [(step.path, oct(step.mode), step.group) for step in steps] == [(CONFIG, "0o640", "sparkd-engine")]
+    names = [step.argv[0] if isinstance(step, Run) else "" for step in plan.steps]
+    assert plan.steps.index(steps[0]) > names.index("systemd-sysusers")  # which makes the group
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ class System:
     def mode(self, path: str) -> str:
         return oct(stat.S_IMODE((self.root / path).stat().st_mode))
 
+    def group(self, path: str) -> str:
+        rows = [line.split(":") for line in (self.root / "etc/group").read_text().splitlines()]
+        return next(row[0] for row in rows if int(row[2]) == (self.root / path).stat().st_gid)
+
     def loaded(self, node: str):
         return load(str(self.root / "etc/sparkd/sparkd.toml"), node, {}, str(self.root / "etc/sparkd"))
 
@@ -82,7 +86,8 @@ def test_from_nothing_to_an_installed_pair(head, worker) -> None:
     assert pair[0].policy.shared_digest == pair[1].policy.shared_digest
     for system in (head, worker):
         assert system.mode("etc/sparkd/cluster_key") == "0o600"
-        assert system.mode("etc/sparkd/sparkd.toml") == "0o644"
+        assert system.mode("etc/sparkd/sparkd.toml") == "0o640"
+        assert system.group("etc/sparkd/sparkd.toml") == "sparkd-engine"
         assert (system.root / "etc/systemd/system/multi-user.target.wants/sparkd.service").is_symlink()
         assert "sparkd-engine:x:" in (system.root / "etc/passwd").read_text()
         assert (system.root / "run/sparkd").is_dir()

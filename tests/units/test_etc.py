@@ -10,11 +10,13 @@ import pytest
 
 from sparkd.config.values import Paths
 from sparkd.engines.model import EngineSpec
+from sparkd.setup import broker
 from sparkd.setup.places import DAEMON_USER, ENGINE_HOME, ENGINE_USER, FIXED
 
 ETC = Path(__file__).parents[2] / "etc"
 # Written by `sparkctl init`, or for other programs' hosts: not what install puts in place.
 ELSEWHERE = {"etc/sparkd.toml", "etc/mosquitto/sparkd.conf", "etc/mosquitto/sparkd.acl"}
+ELSEWHERE |= {"etc/mosquitto/sparkd-service.conf"}
 FOR_OTHERS = ("etc/prometheus/", "etc/grafana/")
 SYSTEMD = Path("/lib/systemd")
 COMMENT = ("#", "//")
@@ -54,11 +56,16 @@ def test_every_file_of_etc_has_its_place() -> None:
     assert len({place.target for place in FIXED}) == len(FIXED)
 
 
-@pytest.mark.parametrize("place", FIXED, ids=lambda place: place.source)
-def test_every_line_is_explained_and_the_place_is_told(place) -> None:
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        *((place.source, place.target) for place in FIXED),
+        ("etc/mosquitto/sparkd-service.conf", broker.SERVICE),
+    ],
+)
+def test_every_line_is_explained_and_the_place_is_told(source, target) -> None:
     """A comment above each line; where the file goes stands in its head."""
-    folder = place.target.rpartition("/")[0]
-    text = lines(ETC.parent / place.source)
+    text = lines(ETC.parent / source)
     above = ""
     for line in text:
         explained = above.startswith(COMMENT) or line.startswith(("[", "}", " "))
@@ -66,7 +73,26 @@ def test_every_line_is_explained_and_the_place_is_told(place) -> None:
         assert not line or line.startswith(COMMENT) or explained, line
         above = line
 
-    assert f"Goes to {folder}/" in "\n".join(text)
+    assert target.rpartition("/")[0] + "/" in "\n".join(text[:4])
+
+
+MOSQUITTO = "[Service]\nType=notify\nExecStart=/bin/true -c /etc/mosquitto/mosquitto.conf\n"
+
+
+@needs("systemd-analyze")
+@pytest.mark.parametrize("more", ["", "NoSuchKey=1\n"])
+def test_systemd_takes_the_drop_in_of_mosquitto(tmp_path, more) -> None:
+    """Beside a unit as Debian has it; a wrong key in it would be told."""
+    (tmp_path / "mosquitto.service").write_text(MOSQUITTO)
+    (tmp_path / "mosquitto.service.d").mkdir()
+    drop_in = (ETC / "mosquitto" / "sparkd-service.conf").read_text()
+    (tmp_path / "mosquitto.service.d" / "sparkd.conf").write_text(drop_in + more)
+
+    done = run(
+        "systemd-analyze", "verify", "--man=no", "--generators=no", str(tmp_path / "mosquitto.service")
+    )
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "sparkd.conf" in line]
+    assert len(told) == (1 if more else 0), told
 
 
 @needs("systemd-sysusers")

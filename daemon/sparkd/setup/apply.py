@@ -43,8 +43,8 @@ def _do(step: Step, root: str) -> str:
     match step:
         case Write():
             return _write(step, root)
-        case Protect(path, _, mode):
-            below(root, path).chmod(mode)
+        case Protect():
+            return _protect(step, root)
         case Link(path, target):
             _link(below(root, path), target)
         case Remove(path, _, tree):
@@ -74,16 +74,31 @@ def _write(step: Write, root: str) -> str:
     return said
 
 
+def _protect(step: Protect, root: str) -> str:
+    """Give a file to a group of that system, and close it to all others first."""
+    path = below(root, step.path)
+    path.chmod(0o600)
+    group = _number(below(root, "/etc/group"), step.group)
+    if os.geteuid() == 0:
+        os.chown(path, 0, 0 if group is None else group)
+    path.chmod(step.mode)
+    return "" if group is not None else f"the group {step.group} is not there"
+
+
+def _number(accounts: Path, name: str) -> int | None:
+    """Return the number of a user or group, by the accounts of that system: in a folder they are its own."""
+    lines = accounts.read_text(encoding="utf-8", errors="replace").splitlines() if accounts.is_file() else []
+    rows = [line.split(":") for line in lines]
+    return next((int(row[2]) for row in rows if len(row) > 2 and row[0] == name), None)
+
+
 def _own(path: Path, owner: str, root: str) -> str:
-    """Give *path* to a user of that system: in a folder the numbers are its own."""
     if owner == "root" or os.geteuid() != 0:
         return ""
-    accounts = below(root, "/etc/passwd")
-    rows = [line.split(":") for line in accounts.read_text().splitlines()] if accounts.is_file() else []
-    found = next(((int(row[2]), int(row[3])) for row in rows if len(row) > 3 and row[0] == owner), None)
-    if found is None:
+    user, group = (_number(below(root, f"/etc/{kind}"), owner) for kind in ("passwd", "group"))
+    if user is None or group is None:
         return f"the user {owner} is not there: sudo chown {owner}: {path.parent}/..., once it is"
-    os.chown(path, *found)
+    os.chown(path, user, group)
     return ""
 
 
@@ -103,7 +118,7 @@ def _remove(path: Path, *, tree: bool) -> None:
         return
     path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # a drop-in's folder goes with its last file
-        if path.parent.suffix == ".d" and path.parent.name.startswith("sparkd"):
+        if path.parent.suffix == ".d" and path.parent.name.startswith(("sparkd", "mosquitto.service")):
             path.parent.rmdir()
 
 

@@ -14,7 +14,8 @@ CONF, ACL, PASSWD = (
     "/etc/mosquitto/sparkd.acl",
     "/etc/mosquitto/sparkd.passwd",
 )
-FILES = (CONF, ACL, PASSWD)
+SERVICE = "/etc/systemd/system/mosquitto.service.d/sparkd.conf"
+FILES = (CONF, ACL, PASSWD, SERVICE)
 WATCHER = "watcher"
 EXAMPLE_CLUSTER, EXAMPLE_HEAD, EXAMPLE_WORKER = "sparks", "spark-a", "spark-b"
 EXAMPLE_ADDRESS = "192.168.100.1"
@@ -95,6 +96,10 @@ def steps(
     )
     yield Write(ACL, text.encode(), "mosquitto: which account may say what", mode=0o640, owner="mosquitto")
     yield Write(PASSWD, accounts_text(accounts), "mosquitto: the accounts", mode=0o600, owner="mosquitto")
+    service = package.texts["etc/mosquitto/sparkd-service.conf"].encode()
+    yield Write(SERVICE, service, "mosquitto: waits for the network at boot, and never gives up")
     yield Run(("mosquitto_passwd", "-U", f"{root.rstrip('/')}{PASSWD}"), "hashes the passwords in it")
     if root == "/":
+        yield Run(("systemctl", "daemon-reload"), "systemd reads the drop-in")
+        yield Run(("systemctl", "--quiet", "enable", "mosquitto"), "starts mosquitto at boot")
         yield Run(("systemctl", "restart", "mosquitto"), "mosquitto reads them")

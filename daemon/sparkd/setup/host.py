@@ -42,6 +42,7 @@ class Host:
         users: the accounts that are there.
         files: path -> content, of those that the plan asked for and that are there.
         open_files: those of them that others than root may read.
+        config_access: mode and group of the configuration, such as "640 root".
         present: paths of which the plan wants to know only that they are there.
         links: path -> target.
         active: units of sparkd that run. enabled: those that start at boot.
@@ -62,6 +63,7 @@ class Host:
     users: frozenset[str] = frozenset()
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     open_files: frozenset[str] = frozenset()
+    config_access: str = ""
     present: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
     active: frozenset[str] = frozenset()

@@ -63,7 +63,9 @@ def plan_install(package: Package, host: Host, engine_user: str | None = None, r
 
 
 def _refusals(package: Package, host: Host, user: str) -> Iterator[str]:
-    yield from checks.not_root("install", host)
+    if host.live and not host.is_root:
+        yield from checks.not_root("install", host)
+        return  # what is not for this user to read cannot be judged
     yield from checks.system(host)
     yield from checks.program(host)
     yield from checks.configuration(host)
@@ -185,6 +187,9 @@ def _system_steps(
     where = () if host.live else (f"--root={root}",)
     if places.SYSUSERS in changed or places.DAEMON_USER not in host.users:
         yield Run(("systemd-sysusers", *where, _name(places.SYSUSERS)), "makes the users")
+    if host.config_access != f"{places.CONFIG_MODE:o} {places.CONFIG_GROUP}":
+        why = "for the daemon and the engine alone: it may name secrets"
+        yield Protect(places.CONFIG, why, places.CONFIG_MODE, places.CONFIG_GROUP)
     if places.TMPFILES in changed:
         yield Run(("systemd-tmpfiles", *where, "--create", _name(places.TMPFILES)), "makes the folders")
     new = [unit for unit in startable(package) if unit not in host.enabled]

@@ -110,6 +110,7 @@ def plan_join(
         host,
         files={**host.files, **written, places.MANIFEST: noted.encoded()},
         open_files=host.open_files - handled,
+        config_access="" if places.CONFIG in written else host.config_access,
         node=checked if isinstance(checked, Node) else None,
         wrong=checked if isinstance(checked, tuple) else (),
     )

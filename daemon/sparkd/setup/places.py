@@ -16,6 +16,8 @@ BROKER_ACCOUNTS = f"{CONFIG_DIR}/broker_accounts"
 UNIT_DIR = "/etc/systemd/system"
 DAEMON = "sparkd.service"
 ENGINE_UNITS = ("sparkd-serve.service", "sparkd-ray.service")
+# The daemon is in the engine's group, and both read the configuration, which may name secrets of the engine.
+CONFIG_MODE, CONFIG_GROUP = 0o640, "sparkd-engine"
 DAEMON_USER, ENGINE_USER = "sparkd", "sparkd-engine"
 ENGINE_HOME = "/var/lib/sparkd-engine"
 SYSUSERS = "/etc/sysusers.d/sparkd.conf"

@@ -43,8 +43,8 @@ def config_steps(host: Host, content: bytes, why: str) -> Iterator[Step]:
         yield Keep(places.CONFIG, why)
         return
     if there is not None:
-        yield Write(f"{places.CONFIG}.old", there, "the one before", "keep .old")
-    yield Write(places.CONFIG, content, why, "new" if there is None else "replace")
+        yield Write(f"{places.CONFIG}.old", there, "the one before", "keep .old", 0o600)
+    yield Write(places.CONFIG, content, why, "new" if there is None else "replace", 0o600)
 
 
 def secret_steps(host: Host, name: str, secret: str, why: str) -> Iterator[Step]:

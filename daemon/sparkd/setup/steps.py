@@ -31,11 +31,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Protect:
-    """Take a file away from everybody but its owner, root."""
+    """Take a file away from everybody but its owner, root, and *group*."""
 
     path: str
     why: str
     mode: int = 0o600
+    group: str = "root"
 
 
 @dataclass(frozen=True, slots=True)

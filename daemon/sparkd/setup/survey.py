@@ -58,6 +58,7 @@ def survey(package: Package, root: str = "/", node: str | None = None) -> Host:
         users=_users(root),
         files=files,
         open_files=frozenset(path for path in files if _is_open(below(root, path))),
+        config_access=_access(root, places.CONFIG),
         present=_present(root, {*asked, *files}),
         links=dict(_links(root)),
         active=frozenset(_units("is-active", "active", names)) if live else frozenset(),
@@ -88,6 +89,17 @@ def _present(root: str, files: Iterable[str]) -> frozenset[str]:
     asked = (places.CONFIG_DIR, *places.STATE_DIRS, *broker.FILES, places.WATCHDOG_DEVICE)
     aside = (path for file in files for path in places.beside(file))
     return frozenset(path for path in (*asked, *aside) if below(root, path).exists())
+
+
+def _access(root: str, path: str) -> str:
+    real = below(root, path)
+    if not real.exists():
+        return ""
+    found = real.stat()
+    accounts = below(root, "/etc/group")
+    rows = [line.split(":") for line in accounts.read_text().splitlines()] if accounts.is_file() else []
+    group = next((row[0] for row in rows if row[2:3] == [str(found.st_gid)]), str(found.st_gid))
+    return f"{stat.S_IMODE(found.st_mode):o} {group}"
 
 
 def _is_open(path: Path) -> bool:

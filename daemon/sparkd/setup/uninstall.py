@@ -109,4 +109,4 @@ def _purge(host: Host, ours: list[str]) -> Iterator[Step]:
             yield Remove(path, why, tree=True)
     for path in broker.FILES:
         if path in host.present:
-            yield Remove(path, "mosquitto: the cluster's accounts; restart mosquitto")
+            yield Remove(path, "mosquitto as the cluster's broker; restart mosquitto")
