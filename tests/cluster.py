@@ -60,7 +60,7 @@ class DaemonProcess:
         self.setup = setup
         self.events: list[Event] = []
         self.changed = asyncio.Condition()
-        self._config = config
+        self.config = config
         self._common = common
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class DaemonProcess:
             "sparkd.cli.sparkd",
             "run",
             "--config",
-            str(self._config),
+            str(self.config),
             "--node",
             self.setup.name,
         ]

@@ -24,7 +24,7 @@ from cluster import DaemonProcess, Event, NodeSetup, stamped_processes
 from ports import free_port
 from sparkd.core.messages import Intent
 from sparkd.wire import SIZE_MAX, Encoder
-from standin_cluster import HEAD, PROGRAMS, Standin, is_event, until
+from standin_cluster import HEAD, NODES, PROGRAMS, Standin, is_event, until
 from wire.samples import INTENT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -35,21 +35,23 @@ QUICK = "model_check_s = 0.5"
 FULL_BYTES = 2 << 20
 
 
-def another(standin: Standin, node: str, prefix: tuple[str, ...] = (), **env: str) -> DaemonProcess:
+def another(
+    standin: Standin, node: str, prefix: tuple[str, ...] = (), file: str = "sparkd.toml", **env: str
+) -> DaemonProcess:
     """Return a further daemon under *node*'s name, with directories and ports of its own."""
     ports = {"SPARKD_API__PORT": str(free_port()), "SPARKD_API__PEER_PORT": str(free_port(HEAD))}
     env = {**standin.cluster.daemons[node].setup.env, **ports, **env}
     setup = NodeSetup(node, standin.directory / "two", prefix=prefix, env=env)
-    return DaemonProcess(setup, standin.directory / "sparkd.toml", {})
+    return DaemonProcess(setup, standin.directory / file, {})
 
 
-async def refused(daemon: DaemonProcess) -> str:
-    """Start the daemon, which must end by itself with EX_CONFIG; return what it said in words."""
+async def refused(daemon: DaemonProcess, code: int = EX_CONFIG) -> str:
+    """Start the daemon, which must end by itself with that code; return what it said in words."""
     try:
         start = len(daemon.events)
         await daemon.start()
         ended = await daemon.wait(is_event("process_ended"), 30, start)
-        assert ended["code"] == EX_CONFIG, daemon.tail()
+        assert ended["code"] == code, daemon.tail()
         return "\n".join(e["text"] for e in daemon.events[start:] if e["event"] == "text")
     finally:
         await daemon.stop()
@@ -126,6 +128,24 @@ def test_a_taken_port_is_told_with_what_to_change(live: Callable[..., Standin]) 
             assert "api.peer_port" in said
             said = await refused(another(standin, "spark-a", SPARKD_BROKER__PORT=str(taken)))
             assert f"port {taken} of {HEAD} is in use" in said
+
+    live(story, start=False)
+
+
+def test_an_address_that_is_not_there_yet_is_tried_again_by_the_service_manager(
+    live: Callable[..., Standin],
+) -> None:
+    """After a boot an interface may be late: 78 would keep the daemon down for good."""
+
+    async def story(standin: Standin) -> None:
+        text = (standin.directory / "sparkd.toml").read_text(encoding="utf-8")
+        daemon = another(standin, "spark-b", (), "late.toml")
+        elsewhere = text.replace(NODES["spark-b"], "192.0.2.1").replace(
+            f'address = "{HEAD}"', 'address = "192.0.2.2"'
+        )
+        daemon.config.write_text(elsewhere, encoding="utf-8")
+        said = await refused(daemon, code=1)
+        assert "192.0.2.1" in said
 
     live(story, start=False)
 

@@ -215,9 +215,7 @@ async def _start_broker(loaded: Loaded, clock: MonotonicClock, stack: contextlib
     try:
         await broker.start()
     except BrokerStartError as error:
-        cause = error.__cause__
-        late = isinstance(cause, OSError) and cause.errno == errno.EADDRNOTAVAIL
-        raise AppError(str(error), 1 if late else EX_CONFIG) from error
+        raise AppError(str(error), _code_of(error.__cause__)) from error
     stack.push_async_callback(broker.stop)
 
 
@@ -252,7 +250,13 @@ async def _started(starting: Awaitable[Any], failed: str, key: str) -> Any:
     except OSError as error:
         # asyncio repeats the address before what the system said.
         why = (error.strerror or str(error)).rpartition(": ")[2]
-        raise AppError(f"{failed}: {why}; end who has it, or change {key}") from error
+        raise AppError(f"{failed}: {why}; end who has it, or change {key}", _code_of(error)) from error
+
+
+def _code_of(error: BaseException | None) -> int:
+    """An address that is not there yet comes with its interface: the service manager tries again."""
+    late = isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
+    return 1 if late else EX_CONFIG
 
 
 def _on_signals(handle: Callable[[], None]) -> None:
