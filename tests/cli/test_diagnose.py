@@ -139,9 +139,9 @@ def test_zeros_and_damage_within_a_log(run, tmp_path) -> None:
 
 def test_a_packed_log_that_ends_too_early_is_read_as_far_as_it_goes(run, tmp_path) -> None:
     packed = gzip.compress((OOM + QUIET * 200_000).encode())
-    status, out, err = run("diagnose", write(tmp_path / "log.gz", packed[:-100]))
+    status, out, _ = run("diagnose", write(tmp_path / "log.gz", packed[:-100]))
     assert (status, out[:8]) == (1, "cuda_oom")
-    assert "is damaged" in err
+    assert "log.gz is read only in part" in out
 
 
 def test_standard_input(run) -> None:
