@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkd.intake import jsonlines
+from sparkd.intake.journal import Plain
 from sparkd.intake.lines import clean, text_of
 from sparkd.intake.records import OPENERS
 from sparkd.intake.sieve import read_phase
@@ -24,7 +24,9 @@ _TRACEBACK = ('File "', "Traceback (most recent call last):")
 
 def lines_of(head: bytes) -> list[str]:
     """Return the lines that a text begins with, *head* being its first bytes; the last may be cut."""
-    return [text_of(line) for line in jsonlines.plain(clean(head)).split(b"\n") if line.strip()]
+    plain = Plain()
+    lines = plain.lines(clean(head.rstrip(b"\n") + b"\n")) + plain.flush()
+    return [text_of(line) for line in lines.split(b"\n") if line.strip()]
 
 
 def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:

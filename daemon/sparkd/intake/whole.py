@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sparkd.intake import jsonlines
 from sparkd.intake.clock import HEAD_LINES, LogClock, clock_of
+from sparkd.intake.journal import Plain
 from sparkd.intake.lines import Blocks, text_of
 from sparkd.intake.records import Reader
 from sparkd.intake.sieve import Finder, Sifter
@@ -127,14 +127,16 @@ class WholeLog:
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks of whole plain lines."""
-    blocks = Blocks(LINE_HELD_MAX)
+    blocks, plain = Blocks(LINE_HELD_MAX), Plain()
     for chunk in _head_first(chunks):
         block = blocks.feed(chunk)
-        if block:
-            yield jsonlines.plain(block)
+        lines = plain.lines(block) if block else b""
+        if lines:
+            yield lines
     rest = blocks.flush()
+    rest = (plain.lines(rest) if rest else b"") + plain.flush()
     if rest:
-        yield jsonlines.plain(rest)
+        yield rest
 
 
 def _head_first(chunks: Iterable[bytes]) -> Iterator[bytes]:
