@@ -279,6 +279,22 @@ def test_signatures_of_a_site(run, tmp_path) -> None:
     assert "our_switch" in run("signatures", "--signatures", str(folder))[1]
 
 
+def test_the_folder_of_a_site_may_be_named_by_the_environment(run, tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "signatures.d"
+    folder.mkdir()
+    write(folder / "10-ours.toml", SITE)
+    assert "our_switch" not in run("signatures")[1]
+    monkeypatch.setenv("SPARKD_PATHS__SIGNATURES_DIR", str(folder))
+    assert "our_switch" in run("signatures")[1]
+    assert run("diagnose", write(tmp_path / "log", "SWITCH PORT DOWN 12\n"))[1].startswith("peer_lost")
+    assert "our_switch" not in run("signatures", "--signatures", str(tmp_path))[1], "the option wins"
+    monkeypatch.setenv("SPARKD_PATHS__SIGNATURES_DIR", str(tmp_path / "nowhere"))
+    status, _, err = run("signatures")
+    assert status == 2
+    assert "environment SPARKD_PATHS__SIGNATURES_DIR: " in err
+    assert "nowhere is no folder" in err
+
+
 def test_the_catalogue_is_listed(run) -> None:
     status, out, _ = run("signatures")
     assert status == 0

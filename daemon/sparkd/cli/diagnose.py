@@ -26,6 +26,8 @@ from sparkd.intake.opening import opened
 from sparkd.intake.signature_files import FOLDER, with_site_signatures
 from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 
+# The name that sets the daemon's folder, too.
+FOLDER_VARIABLE = "SPARKD_PATHS__SIGNATURES_DIR"
 HEALTHY_LOGS, CAUSE_FOUND, UNUSABLE = 0, 1, 2
 STREAM_TOLD_S = 5.0
 STREAM_TOLD = "sparkctl: still reading; the answer comes at the end of the stream, or with Ctrl-C"
@@ -47,9 +49,11 @@ def run(options: argparse.Namespace) -> int:
 
 def site_catalogue(folder: Path | None) -> Catalogue:
     """Return the packaged signatures with the site's; what cannot be used is told and left out."""
-    if folder is not None and not folder.is_dir():
-        raise UnusableError(f"--signatures {folder}: no such folder")
-    catalogue, problems = with_site_signatures(packaged_catalogue(), folder or FOLDER)
+    asked = f"--signatures {folder}" if folder else f"environment {FOLDER_VARIABLE}"
+    named = folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+    if named is not None and not named.is_dir():
+        raise UnusableError(f"{asked}: {named} is no folder: give one with *.toml files")
+    catalogue, problems = with_site_signatures(packaged_catalogue(), named or FOLDER)
     for problem in problems:
         print(f"sparkctl: left out: {safe(problem)}", file=sys.stderr)
     return catalogue
