@@ -64,7 +64,9 @@ class Diagnoser:
             WholeLog(log.origin, self._sieve, cut=is_part) for log, is_part in zip(usable, cut, strict=True)
         ]
         streams = [reader.records(log.file.chunks()) for reader, log in zip(readers, usable, strict=True)]
-        places = places_of((log.origin, head) for log, head in heads)
+        places = places_of(
+            (log.origin, "\n".join(of_one).encode()) for log, of_one in zip(usable, lines, strict=True)
+        )
         alone = heads[0][1] if len(heads) == 1 and len(heads[0][1]) < HEAD_BYTES else None
         whole = None if alone is None else _short(usable[0].origin, _without_rest(alone, is_part=cut[0]))
         found = self._assess(_together(streams), places, readers, whole)
