@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
-from sparkd.intake.files import HEAD_BYTES, LogFile, NoLogError, UnusableError
+from sparkd.intake.files import LogFile, NoLogError, UnusableError
 from sparkd.intake.heads import is_cut, is_log
 from sparkd.intake.heads import lines_of as head_lines
+from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.sieve import Sieve, read_phase
 from sparkd.intake.whole import Fragment, Origin, WholeLog
 from sparkd.intake.whose import places_of

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.opening import (
     STDIN,
     STDIN_NAME,
@@ -31,7 +32,6 @@ from sparkd.intake.unpacking import DamagedError, unpacked
 __all__ = ["STDIN", "LogFile", "NoLogError", "Tell", "Unread", "UnusableError", "expand"]
 
 CHUNK_BYTES = 4 << 20
-HEAD_BYTES = 1 << 16
 FILES_MAX = 2000
 DEPTH_MAX = 8
 # A stream may have no end; a file may be of any size, and so may what stands in it.

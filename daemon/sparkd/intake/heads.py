@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkd.intake.journal import Plain
+from sparkd.intake.forms import Plain, is_headed
 from sparkd.intake.lines import clean, text_of
 from sparkd.intake.records import OPENERS
 from sparkd.intake.sieve import read_phase
-from sparkd.signals import prefix, wrapping
+from sparkd.signals import wrapping
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.match import recognise
 from sparkd.signals.model import Record
@@ -31,7 +31,7 @@ def lines_of(head: bytes) -> list[str]:
 
 def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:
     """Return whether lines are of a log that is understood here, and not prose, a table, or another file."""
-    known = sum(_is_headed(line) or _is_known(line, catalogue) for line in lines)
+    known = sum(is_headed(line) or _is_known(line, catalogue) for line in lines)
     return known > 0 and known >= LOG_SHARE * len(lines)
 
 
@@ -40,18 +40,12 @@ def is_cut(lines: Sequence[str]) -> bool:
 
     It is where all others have a head (a time, a level, who wrote it) and it has none, and begins nothing.
     """
-    if len(lines) <= NEIGHBOURS_MIN or _is_headed(lines[0]):
+    if len(lines) <= NEIGHBOURS_MIN or is_headed(lines[0]):
         return False
     if lines[0].startswith((*OPENERS, " ", "\t")):
         return False
     neighbours = lines[1 : NEIGHBOURS_MAX + 1]
-    return sum(map(_is_headed, neighbours)) >= NEIGHBOURS_SHARE * len(neighbours)
-
-
-def _is_headed(line: str) -> bool:
-    outer = wrapping.unwrap(line)
-    parts = prefix.split(outer.body)
-    return bool(outer.time or outer.machine or parts.level or parts.printed or parts.process)
+    return sum(map(is_headed, neighbours)) >= NEIGHBOURS_SHARE * len(neighbours)
 
 
 def _is_known(line: str, catalogue: Catalogue) -> bool:

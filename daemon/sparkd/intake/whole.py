@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sparkd.intake.clock import HEAD_LINES, LogClock, clock_of
-from sparkd.intake.journal import Plain
-from sparkd.intake.lines import Blocks, text_of
+from sparkd.intake.forms import Plain
+from sparkd.intake.lines import HEAD_BYTES, Blocks, text_of
 from sparkd.intake.records import Reader
 from sparkd.intake.sieve import Finder, Sifter
 from sparkd.signals import prefix, wrapping
@@ -21,7 +21,6 @@ from sparkd.signals.model import Record
 
 READERS_MAX = 64
 LINE_HELD_MAX = 1 << 20
-HEAD_BYTES = 1 << 16
 # A line without a stamp has that of a line before it; so many lines back it is looked for.
 STAMP_LINES = 200
 STAMP_WITHIN = 300

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.intake.journal import Plain
+from sparkd.intake.forms import Plain
+from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.sieve import Sieve
-from sparkd.intake.whole import HEAD_BYTES, Origin, WholeLog
+from sparkd.intake.whole import Origin, WholeLog
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.model import Record
 

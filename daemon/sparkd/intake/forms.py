@@ -1,8 +1,8 @@
-"""The forms in which journalctl prints an entry over many lines → a line each, as its short forms have it.
+"""Forms in which one line of a program stands on many lines → a line each, as the short forms have it.
 
-Known are `-o export` (FIELD=value, entries apart by an empty line), `-o verbose` (a line with the time, then
-fields) and `-o json-pretty`; and `-o short-unix`, whose time is told as others tell it. Whatever else a log
-is stays as it is. Bounded: one entry is held.
+Known are journalctl's `-o export` (FIELD=value, entries apart by an empty line), `-o verbose` (a line with
+the time, then fields) and `-o json-pretty`; its `-o short-unix`, whose time is told as others tell it; and
+what was taken from a screen. Whatever else a log is stays as it is. Bounded: one entry is held.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sparkd.intake import jsonlines
+from sparkd.intake.lines import HEAD_BYTES
+from sparkd.intake.terminal import Screen, width_of
+from sparkd.signals import prefix, wrapping
 
 ENTRY_BYTES_MAX = 1 << 20
 _NOTES = rb"\A(?:-- [^\n]*\n|\n)*"
@@ -37,12 +40,13 @@ class Plain:
         self._field = ""
         self._binary = False
         self._raw = bytearray()
+        self._screen: Screen | None = None
 
     def lines(self, block: bytes) -> bytes:
         """Return a block of whole lines with each entry on a line of its own."""
         if not self._begun:
             self._begun = True
-            self._take = _form_of(block)
+            self._take = _form_of(block) or self._from_screen(block)
         if self._take is None:
             return jsonlines.plain(block)
         return b"".join(part for line in block.split(b"\n")[:-1] for part in self._take(self, line))
@@ -51,7 +55,8 @@ class Plain:
         """Return the entry that the log's end has closed."""
         rest = bytes(self._raw)
         self._raw.clear()
-        return rest + self._close()
+        held = self._screen.flush() if self._screen is not None else ()
+        return rest + self._close() + b"".join(map(_encoded, held))
 
     def export(self, line: bytes) -> Iterator[bytes]:
         """Take a line of `-o export`."""
@@ -102,6 +107,19 @@ class Plain:
             entry = None
         yield (jsonlines.of_entry(entry) if isinstance(entry, dict) else None) or raw
 
+    def screen(self, line: bytes) -> Iterator[bytes]:
+        """Take a line of a screen."""
+        if self._screen is not None:
+            yield from map(_encoded, self._screen.take(line.decode("utf-8", "replace")))
+
+    def _from_screen(self, block: bytes) -> _Take | None:
+        head = block[:HEAD_BYTES].decode("utf-8", "replace").split("\n")[:-1]
+        width = width_of([line for line in head if line], is_headed)
+        if width is None:
+            return None
+        self._screen = Screen(width, is_headed)
+        return Plain.screen
+
     def _set(self, field: re.Match[bytes]) -> None:
         self._field = field[1].decode()
         self._entry[self._field] = field[2].decode("utf-8", "replace")
@@ -116,6 +134,13 @@ class Plain:
         return jsonlines.of_entry(entry) or b""
 
 
+def is_headed(line: str) -> bool:
+    """Return whether a line says when, how loud, or by whom it was written."""
+    outer = wrapping.unwrap(line)
+    parts = prefix.split(outer.body)
+    return bool(outer.time or outer.machine or parts.level or parts.printed or parts.process)
+
+
 def _form_of(block: bytes) -> _Take | None:
     if _VERBOSE.match(block):
         return Plain.verbose
@@ -125,6 +150,10 @@ def _form_of(block: bytes) -> _Take | None:
         return Plain.unix
     found = _EXPORT.match(block)
     return Plain.export if found is not None and _EXPORT_TIME in found[0] else None
+
+
+def _encoded(line: str) -> bytes:
+    return f"{line}\n".encode("utf-8", "replace")
 
 
 def _without_size(line: bytes) -> bytes:
