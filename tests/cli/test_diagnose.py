@@ -168,10 +168,29 @@ def test_archives(run, tmp_path) -> None:
         tar.add(log, "../../evil/serve.log")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.write(log, "node/serve.log")
-    for name in ("a.tar.gz", "a.zip"):
+    (tmp_path / "bundle").write_bytes((tmp_path / "a.tar.gz").read_bytes())
+    (tmp_path / "other").write_bytes((tmp_path / "a.zip").read_bytes())
+    for name in ("a.tar.gz", "a.zip", "bundle", "other"):
         status, out, _ = run("diagnose", str(tmp_path / name))
         assert (status, out[:8]) == (1, "cuda_oom")
     assert not (tmp_path.parent / "evil").exists()
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_an_archive_in_a_pipe_or_in_a_folder_is_no_text(run, tmp_path, name) -> None:
+    inner = tmp_path / "logs"
+    inner.mkdir()
+    log = Path(write(inner / "serve.log", QUIET))
+    with tarfile.open(inner / "a.tar.gz", "w:gz") as tar:
+        tar.add(log, "serve.log")
+    with zipfile.ZipFile(inner / "a.zip", "w") as packed:
+        packed.write(log, "serve.log")
+    status, out, err = run("diagnose", stdin=(inner / name).read_bytes())
+    assert (status, out) == (2, "")
+    assert "standard input: it is an archive that was not named itself" in err
+    status, out, _ = run("diagnose", str(inner))
+    assert status == 2
+    assert f"cannot read {name}: it is an archive that was not named itself" in out
 
 
 def test_two_nodes_are_told_apart(run) -> None:

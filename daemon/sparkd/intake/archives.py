@@ -87,7 +87,7 @@ def _copy(member: Callable[[], IO[bytes] | None], path: Path) -> None:
 
 
 def _members(archive: Path) -> Iterator[_Member]:
-    if archive.suffix != ".zip":
+    if archive.suffix != ".zip" and not zipfile.is_zipfile(archive):
         yield from _of_tar(archive)
         return
     with zipfile.ZipFile(archive) as packed:

@@ -39,8 +39,10 @@ STREAM_BYTES_MAX = 16 << 30
 # A log that was truncated while its program held it open begins with a hole of zeros; a stream has none.
 HOLE_BYTES_MAX = 1 << 30
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".zip")
+_ZIP = b"PK\x03\x04"
 _REFUSED = {
     b"\x28\xb5\x2f\xfd": "it is packed with zstd: zstd -dc {0} | sparkctl diagnose -",
+    _ZIP: "it is an archive that was not named itself: unpack it, or name its file",
     b"LPKSHHRH": "it is a binary journal: journalctl --file {0} | sparkctl diagnose -",
 }
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -57,6 +59,10 @@ Tell = Callable[[Unread], None]
 
 class _NoTextError(Exception):
     """Bytes are no text; the text says what they are."""
+
+
+class _ArchiveError(_NoTextError):
+    """Bytes are an archive: what is in it may matter, so it is not passed over."""
 
 
 @dataclass(slots=True)
@@ -101,6 +107,8 @@ class LogFile:
         try:
             yield from _decoded(self._bytes(), HOLE_BYTES_MAX if self.once else sys.maxsize)
         except _NoTextError as error:
+            if isinstance(error, _ArchiveError):
+                self.unread = self.unread or Unread(self.name, str(error))
             raise (self.refuse(str(error)) if self.unread is None else NoLogError(self.unread)) from None
 
     def _bytes(self) -> Iterator[bytes]:
@@ -156,11 +164,25 @@ def expand(name: str, scratch: Callable[[], Path], tell: Tell) -> list[LogFile]:
         raise NoLogError(Unread(name, "it does not exist: check the path")) from None
     except (OSError, ValueError) as error:
         raise NoLogError(Unread(name, getattr(error, "strerror", None) or str(error))) from error
-    if name.endswith(_ARCHIVES) and not once:
+    if not once and (name.endswith(_ARCHIVES) or _is_archive(path)):
         from sparkd.intake.archives import unpacked as unpacked_archive
 
         return unpacked_archive(path, scratch(), tell)
     return [LogFile(path, name, once=once)]
+
+
+def _is_archive(path: Path) -> bool:
+    """Return whether a file begins as an archive does, whatever it is called."""
+    try:
+        with path.open("rb") as file:
+            begun = file.read(HEAD_BYTES)
+        return begun.startswith(_ZIP) or _is_tar(next(unpacked([begun]), b""))
+    except (OSError, DamagedError):
+        return False  # told where it is read
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
 
 
 def _folder(folder: Path, name: str, tell: Tell) -> list[LogFile]:
@@ -217,6 +239,8 @@ def _decoded(chunks: Iterator[bytes], hole_bytes_max: int) -> Iterator[bytes]:
     if not begun:
         raise _NoTextError(_HOLLOW if hole > hole_bytes_max else _EMPTY)
     head = bytes(begun[:HEAD_BYTES])
+    if _is_tar(head):
+        raise _ArchiveError(_REFUSED[_ZIP])
     encoding, start = _encoding(head)
     if encoding == "utf-8" and _is_binary(head):
         raise _NoTextError("it is binary: it is no log; give what the program printed")
