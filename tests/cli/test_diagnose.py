@@ -139,9 +139,9 @@ def test_zeros_and_damage_within_a_log(run, tmp_path) -> None:
 
 def test_a_packed_log_that_ends_too_early_is_read_as_far_as_it_goes(run, tmp_path) -> None:
     packed = gzip.compress((OOM + QUIET * 200_000).encode())
-    status, out, err = run("diagnose", write(tmp_path / "log.gz", packed[:-100]))
+    status, out, _ = run("diagnose", write(tmp_path / "log.gz", packed[:-100]))
     assert (status, out[:8]) == (1, "cuda_oom")
-    assert "is damaged" in err
+    assert "log.gz is read only in part" in out
 
 
 def test_standard_input(run) -> None:
@@ -168,10 +168,29 @@ def test_archives(run, tmp_path) -> None:
         tar.add(log, "../../evil/serve.log")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.write(log, "node/serve.log")
-    for name in ("a.tar.gz", "a.zip"):
+    (tmp_path / "bundle").write_bytes((tmp_path / "a.tar.gz").read_bytes())
+    (tmp_path / "other").write_bytes((tmp_path / "a.zip").read_bytes())
+    for name in ("a.tar.gz", "a.zip", "bundle", "other"):
         status, out, _ = run("diagnose", str(tmp_path / name))
         assert (status, out[:8]) == (1, "cuda_oom")
     assert not (tmp_path.parent / "evil").exists()
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_an_archive_in_a_pipe_or_in_a_folder_is_no_text(run, tmp_path, name) -> None:
+    inner = tmp_path / "logs"
+    inner.mkdir()
+    log = Path(write(inner / "serve.log", QUIET))
+    with tarfile.open(inner / "a.tar.gz", "w:gz") as tar:
+        tar.add(log, "serve.log")
+    with zipfile.ZipFile(inner / "a.zip", "w") as packed:
+        packed.write(log, "serve.log")
+    status, out, err = run("diagnose", stdin=(inner / name).read_bytes())
+    assert (status, out) == (2, "")
+    assert "standard input: it is an archive that was not named itself" in err
+    status, out, _ = run("diagnose", str(inner))
+    assert status == 2
+    assert f"cannot read {name}: it is an archive that was not named itself" in out
 
 
 def test_two_nodes_are_told_apart(run) -> None:
@@ -277,6 +296,22 @@ def test_signatures_of_a_site(run, tmp_path) -> None:
     assert "40-blind.toml: blind: no literal stands in the example" in err
     assert run("diagnose", "--signatures", str(tmp_path / "nowhere"), log)[0] == 2
     assert "our_switch" in run("signatures", "--signatures", str(folder))[1]
+
+
+def test_the_folder_of_a_site_may_be_named_by_the_environment(run, tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "signatures.d"
+    folder.mkdir()
+    write(folder / "10-ours.toml", SITE)
+    assert "our_switch" not in run("signatures")[1]
+    monkeypatch.setenv("SPARKD_PATHS__SIGNATURES_DIR", str(folder))
+    assert "our_switch" in run("signatures")[1]
+    assert run("diagnose", write(tmp_path / "log", "SWITCH PORT DOWN 12\n"))[1].startswith("peer_lost")
+    assert "our_switch" not in run("signatures", "--signatures", str(tmp_path))[1], "the option wins"
+    monkeypatch.setenv("SPARKD_PATHS__SIGNATURES_DIR", str(tmp_path / "nowhere"))
+    status, _, err = run("signatures")
+    assert status == 2
+    assert "environment SPARKD_PATHS__SIGNATURES_DIR: " in err
+    assert "nowhere is no folder" in err
 
 
 def test_the_catalogue_is_listed(run) -> None:

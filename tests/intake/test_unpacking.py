@@ -61,7 +61,7 @@ def test_a_cut_stream_gives_nearly_all_of_its_part(pack, lines) -> None:
 
 def test_a_cut_bz2_gives_its_whole_blocks() -> None:
     out, why = read(small_bz2(TEXT)[:-50])
-    assert why == "it ends too early"
+    assert why.startswith("it ends too early, and its last block")
     assert TEXT.startswith(out)
     assert len(out) > len(TEXT) - 200_000
 

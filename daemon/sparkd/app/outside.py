@@ -66,7 +66,7 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
     """Return the adapters; nothing is connected or started yet."""
     spec, node = loaded.engine, loaded.node
     log_dir = Path(loaded.paths.log_dir)
-    pump = LogPump(Intake(node.name, _catalogue(), read_line, _places(loaded)), clock, told.emit)
+    pump = LogPump(Intake(node.name, _catalogue(loaded), read_line, _places(loaded)), clock, told.emit)
     ray_logs = [f"{spec.ray_temp_dir}/session_latest/logs/{name}" for name in RAY_LOGS]
     pump.sources = (LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs}),)
     kernel = KernelLog(loaded.paths.kernel_log, pump.feed)
@@ -91,9 +91,10 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
     return Outside(units, pump, kernel, bus, api, ray, world)
 
 
-def _catalogue() -> Catalogue:
+def _catalogue(loaded: Loaded) -> Catalogue:
     """Return the packaged signatures with the site's; a file with a mistake is told and left out."""
-    catalogue, problems = with_site_signatures(packaged_catalogue())
+    folder = Path(loaded.paths.signatures_dir)
+    catalogue, problems = with_site_signatures(packaged_catalogue(), folder)
     for problem in problems:
         log.error("signatures left out", problem=problem)
     return catalogue

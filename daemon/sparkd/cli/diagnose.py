@@ -1,7 +1,8 @@
 """`sparkctl diagnose`: the root cause in any logs, without a daemon.
 
 Exit status: 0 = nothing wrong found (a clean stop is nothing wrong), 1 = a cause found, or a failure
-without one, 2 = nothing usable was given, or nothing wrong was found but not everything could be read.
+without one, 2 = nothing usable was given, or nothing wrong was found but not everything that was given could
+be read: what is not known is not called healthy.
 With --batch: 0 = answered, 2 = no line of the batch was usable.
 """
 
@@ -11,20 +12,27 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from sparkd.cli.diagnose_text import HEALTHY, diagnosis_text, document
 from sparkd.cli.layout import safe
 from sparkd.cli.reading import Diagnoser, NamedLog
-from sparkd.intake.files import STDIN, Unread, UnusableError, expand
+from sparkd.intake.files import STDIN, LogFile, NoLogError, Tell, Unread, UnusableError, expand
 from sparkd.intake.opening import opened
 from sparkd.intake.signature_files import FOLDER, with_site_signatures
 from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 
+# The name that sets the daemon's folder, too.
+FOLDER_VARIABLE = "SPARKD_PATHS__SIGNATURES_DIR"
 HEALTHY_LOGS, CAUSE_FOUND, UNUSABLE = 0, 1, 2
+STREAM_TOLD_S = 5.0
+STREAM_TOLD = "sparkctl: still reading; the answer comes at the end of the stream, or with Ctrl-C"
+# A line of a batch is one log; one that is longer is no line.
+BATCH_LINE_BYTES_MAX = 1 << 30
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,9 +49,11 @@ def run(options: argparse.Namespace) -> int:
 
 def site_catalogue(folder: Path | None) -> Catalogue:
     """Return the packaged signatures with the site's; what cannot be used is told and left out."""
-    if folder is not None and not folder.is_dir():
-        raise UnusableError(f"--signatures {folder}: no such folder")
-    catalogue, problems = with_site_signatures(packaged_catalogue(), folder or FOLDER)
+    asked = f"--signatures {folder}" if folder else f"environment {FOLDER_VARIABLE}"
+    named = folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+    if named is not None and not named.is_dir():
+        raise UnusableError(f"{asked}: {named} is no folder: give one with *.toml files")
+    catalogue, problems = with_site_signatures(packaged_catalogue(), named or FOLDER)
     for problem in problems:
         print(f"sparkctl: left out: {safe(problem)}", file=sys.stderr)
     return catalogue
@@ -56,22 +66,51 @@ def _files(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
         raise UnusableError("name the logs: sparkctl diagnose FILE…, or - for standard input")
     unread: list[Unread] = []
     with ExitStack() as stack:
-        logs = [
-            NamedLog(file, named.get(name))
-            for name in names or [STDIN]
-            for file in expand(name, lambda: _scratch(stack), unread.append)
-        ]
-        found = diagnoser.files(logs)
+        files = _expanded(names or [STDIN], lambda: _scratch(stack), unread.append)
+        logs = [NamedLog(file, named.get(name)) for name, file in files]
+        with _patience(logs):
+            found = diagnoser.files(logs)
     unread += [log.file.unread for log in logs if log.file.unread is not None]
-    for trouble in unread:
-        print(f"sparkctl: {safe(str(trouble))}", file=sys.stderr)
     if options.json:
+        for trouble in unread:
+            print(f"sparkctl: {safe(str(trouble))}", file=sys.stderr)
         _tell(document(found, explain=options.explain, unread=unread), indent=2)
     else:
         print(safe(diagnosis_text(found, explain=options.explain, unread=unread)), flush=True)
     if found.diagnosis.cause not in HEALTHY:
         return CAUSE_FOUND
     return UNUSABLE if unread else HEALTHY_LOGS
+
+
+def _expanded(names: Sequence[str], scratch: Callable[[], Path], tell: Tell) -> list[tuple[str, LogFile]]:
+    """Return the logs behind each name; a name that gives none is told. Raises NoLogError where all do."""
+    found: list[tuple[str, LogFile]] = []
+    refused: list[NoLogError] = []
+    for name in names:
+        try:
+            found += [(name, file) for file in expand(name, scratch, tell)]
+        except NoLogError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    for one in refused:
+        tell(one.unread)
+    return found
+
+
+@contextmanager
+def _patience(logs: Sequence[NamedLog]) -> Iterator[None]:
+    """Tell a person who waits for a stream that does not end how to get the answer."""
+    if not (sys.stderr is not None and sys.stderr.isatty() and any(log.file.once for log in logs)):
+        yield
+        return
+    told = Timer(STREAM_TOLD_S, lambda: print(STREAM_TOLD, file=sys.stderr, flush=True))
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
 
 
 def _scratch(stack: ExitStack) -> Path:
@@ -115,7 +154,11 @@ def _batch(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
 def _lines(name: str) -> Iterator[bytes]:
     try:
         with opened(name) as file:
-            yield from filter(bytes.strip, file)
+            while line := file.readline(BATCH_LINE_BYTES_MAX):
+                if len(line) >= BATCH_LINE_BYTES_MAX:
+                    raise UnusableError(f"--batch {name}: a line of it has no end")
+                if line.strip():
+                    yield line
     except OSError as error:
         raise UnusableError(f"--batch {name}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sparkd.cli.quoting import short, short_source, together
 from sparkd.cli.would import would
 from sparkd.export.human import words
 from sparkd.intake.files import Unread
@@ -14,7 +15,6 @@ from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.model import Diagnosis, Quantity, Quote, Signal
 
 QUOTES_MAX = 8
-QUOTE_CHARS_MAX = 240
 UNREAD_MAX = 8
 Document = dict[str, Any]
 HEALTHY = frozenset({NONE, "clean_shutdown"})
@@ -89,8 +89,8 @@ def _cause_lines(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.candidates:
         could = "it could be" if diagnosis.cause == UNKNOWN else "the evidence would also allow"
         why.append(f"{could}: {', '.join(diagnosis.candidates)}")
-    proof = [_quote_text(quote) for quote in diagnosis.evidence]
-    proof += [f"{_quote_text(quote)}  (cascade)" for quote in diagnosis.cascade]
+    proof = [_quote_text(quote, count) for quote, count in together(diagnosis.evidence)]
+    proof += [_quote_text(quote, count, "cascade") for quote, count in together(diagnosis.cascade)]
     lines = [headline, "", *_entry("Why", why)]
     if proof:
         lines += _entry("Proof", proof[:QUOTES_MAX])
@@ -112,7 +112,7 @@ def _explained(found: Assessment) -> list[str]:
         signal = weighed.signal
         said = f"{signal.id} ({signal.cause})"
         lines.append(f"{weighed.verdict:<10} {said}: {weighed.why}")
-        lines.append(f"{'':<10} {_place(signal.node, signal.source, signal.printed)}  {_short(signal.quote)}")
+        lines.append(f"{'':<10} {_place(signal.node, signal.source, signal.printed)}  {short(signal.quote)}")
     if found.signals_dropped:
         lines.append(f"{found.signals_dropped} further signals were beyond what is kept")
     lines += [f"ignored    {count} times {name}: known to be harmless" for name, count in found.noise]
@@ -123,16 +123,15 @@ def _entry(title: str, lines: Iterable[str]) -> list[str]:
     return [f"{title if number == 0 else '':<7}{line}" for number, line in enumerate(lines)]
 
 
-def _quote_text(quote: Quote) -> str:
-    return f"{_place(quote.node, quote.source, quote.printed)}  {_short(quote.text)}"
+def _quote_text(quote: Quote, count: int, *marks: str) -> str:
+    marks = (*marks, *([f"{count} alike"] if count > 1 else []))
+    said = f"{_place(quote.node, quote.source, quote.printed)}  {short(quote.text)}"
+    return f"{said}  ({', '.join(marks)})" if marks else said
 
 
 def _place(node: str, source: str, printed: str | None) -> str:
-    return "  ".join(part for part in (" ".join(filter(None, (node, source))), printed) if part)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= QUOTE_CHARS_MAX else f"{text[:QUOTE_CHARS_MAX].rstrip()} …"
+    where = " ".join(filter(None, (node, short_source(source))))
+    return "  ".join(part for part in (where, printed) if part)
 
 
 def _quote(quote: Quote) -> Document:

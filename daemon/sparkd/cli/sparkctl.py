@@ -145,7 +145,10 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
 
 def _add_signature_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--signatures", type=Path, metavar="DIR", help="further signatures (default /etc/sparkd/signatures.d)"
+        "--signatures",
+        type=Path,
+        metavar="DIR",
+        help="folder of further signatures (default SPARKD_PATHS__SIGNATURES_DIR, /etc/sparkd/signatures.d)",
     )
 
 

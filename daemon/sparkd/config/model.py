@@ -215,6 +215,7 @@ class PathsSection(Section):
     log_dir: t.AbsolutePath = PATHS.log_dir
     run_dir: t.AbsolutePath = PATHS.run_dir
     kernel_log: t.AbsolutePath | Literal[""] = PATHS.kernel_log
+    signatures_dir: t.AbsolutePath = PATHS.signatures_dir
 
 
 class File(BaseSettings):

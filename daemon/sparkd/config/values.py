@@ -59,12 +59,14 @@ class Paths:
     Attributes:
         state_dir, log_dir, run_dir: what must survive, logs of units, what may go with a reboot.
         kernel_log: the kernel's records, or what stands in for them; empty = not read.
+        signatures_dir: further signatures of the site.
     """
 
     state_dir: str = "/var/lib/sparkd"
     log_dir: str = "/var/log/sparkd"
     run_dir: str = "/run/sparkd"
     kernel_log: str = "/dev/kmsg"
+    signatures_dir: str = "/etc/sparkd/signatures.d"
 
 
 @dataclass(frozen=True, slots=True)

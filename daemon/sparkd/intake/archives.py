@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sparkd.intake.files import FILES_MAX, LogFile, Tell, Unread, UnusableError
+from sparkd.intake.files import FILES_MAX, LogFile, NoLogError, Tell, Unread
 from sparkd.intake.unpacking import DamagedError
 from sparkd.intake.unpacking import unpacked as unpacked_bytes
 
@@ -45,8 +45,8 @@ def unpacked(archive: Path, scratch: Path, tell: Tell) -> list[LogFile]:
     except _DAMAGED as error:
         troubles.append(Unread(str(archive), _why(error)))
     if not found:
-        first = f": {troubles[0].name}: {troubles[0].why}" if troubles else ": it has no files"
-        raise UnusableError(f"cannot read {archive}{first}")
+        first = f"{troubles[0].name}: {troubles[0].why}" if troubles else "it has no files"
+        raise NoLogError(Unread(str(archive), first))
     for unread in troubles:
         tell(unread)
     return found
@@ -64,9 +64,9 @@ def _unpack(archive: Path, scratch: Path, tell: Tell) -> Iterator[LogFile]:
             return
         left -= size
         if left < 0:
-            raise UnusableError(
-                f"{archive} unpacks to more than {ARCHIVE_BYTES_MAX >> 30} GiB: unpack it yourself"
-            )
+            why = f"from {name} on it is left out: it unpacks to more than {ARCHIVE_BYTES_MAX >> 30} GiB"
+            tell(Unread(str(archive), why))
+            return
         path = scratch / f"{archive.name}-{number}"
         try:
             _copy(member, path)
@@ -87,7 +87,7 @@ def _copy(member: Callable[[], IO[bytes] | None], path: Path) -> None:
 
 
 def _members(archive: Path) -> Iterator[_Member]:
-    if archive.suffix != ".zip":
+    if archive.suffix != ".zip" and not zipfile.is_zipfile(archive):
         yield from _of_tar(archive)
         return
     with zipfile.ZipFile(archive) as packed:

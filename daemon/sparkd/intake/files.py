@@ -7,55 +7,62 @@ silence; a file that was named must be one.
 from __future__ import annotations
 
 import codecs
+import io
 import itertools
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from sparkd.intake.opening import STDIN, UnusableError, is_stream, opened
+from sparkd.intake.lines import HEAD_BYTES
+from sparkd.intake.opening import (
+    STDIN,
+    STDIN_NAME,
+    NoLogError,
+    Unread,
+    UnusableError,
+    is_stream,
+    opened,
+)
 from sparkd.intake.unpacking import DamagedError, unpacked
 
-__all__ = ["STDIN", "LogFile", "Unread", "UnusableError", "expand"]
+__all__ = ["STDIN", "LogFile", "NoLogError", "Tell", "Unread", "UnusableError", "expand"]
 
 CHUNK_BYTES = 4 << 20
-HEAD_BYTES = 1 << 16
 FILES_MAX = 2000
 DEPTH_MAX = 8
+# A stream may have no end; a file may be of any size, and so may what stands in it.
+STREAM_BYTES_MAX = 16 << 30
+# A log that was truncated while its program held it open begins with a hole of zeros; a stream has none.
+HOLE_BYTES_MAX = 1 << 30
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".zip")
+_ZIP = b"PK\x03\x04"
 _REFUSED = {
-    b"\x28\xb5\x2f\xfd": "is packed with zstd: zstd -dc {0} | sparkctl diagnose -",
-    b"LPKSHHRH": "is a binary journal: journalctl --file {0} | sparkctl diagnose -",
+    b"\x28\xb5\x2f\xfd": "it is packed with zstd: zstd -dc {0} | sparkctl diagnose -",
+    _ZIP: "it is an archive that was not named itself: unpack it, or name its file",
+    b"LPKSHHRH": "it is a binary journal: journalctl --file {0} | sparkctl diagnose -",
 }
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _BLANK = b"\0 \t\r\n"
+_EMPTY = "it is empty: there is nothing to diagnose in it"
+_HOLLOW = f"its first {HOLE_BYTES_MAX >> 30} GiB are nothing but zeros and blanks"
+_NO_END = "it has no end"
+_CUT_IT = "give a part of it (head -c 1G), or the file itself"
 _PLAIN = bytes({*range(0x20, 0x7F), *b"\t\n\r\x1b\b\f"})
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """What could not be read, or not to its end.
-
-    Attributes:
-        name: what it is called in quotes.
-        why: what stood against it.
-        read_bytes: how many bytes of it (unpacked) were read nevertheless.
-    """
-
-    name: str
-    why: str
-    read_bytes: int = 0
-
-    def __str__(self) -> str:
-        """Return it as a person reads it."""
-        if not self.read_bytes:
-            return f"cannot read {self.name}: {self.why}"
-        return f"{self.name} is damaged, read as far as it goes ({self.read_bytes} bytes): {self.why}"
-
-
 Tell = Callable[[Unread], None]
+
+
+class _NoTextError(Exception):
+    """Bytes are no text; the text says what they are."""
+
+
+class _ArchiveError(_NoTextError):
+    """Bytes are an archive: what is in it may matter, so it is not passed over."""
 
 
 @dataclass(slots=True)
@@ -78,7 +85,7 @@ class LogFile:
     _begun: tuple[bytes, Iterator[bytes]] | None = field(default=None, repr=False)
 
     def head(self) -> bytes:
-        """Return the first bytes. Raises UnusableError where the file is no log."""
+        """Return the first bytes. Raises NoLogError where the file is no log."""
         chunks = self._read()
         head = next(chunks, b"")
         if self.once:
@@ -86,19 +93,23 @@ class LogFile:
         return head
 
     def chunks(self) -> Iterator[bytes]:
-        """Return the log's bytes, unpacked and as UTF-8. Raises UnusableError, at the latest at the first."""
+        """Return the log's bytes, unpacked and as UTF-8. Raises NoLogError, at the latest at the first."""
         if self._begun is not None:
             head, rest = self._begun
             return itertools.chain([head], rest)
         return self._read()
 
+    def refuse(self, why: str) -> NoLogError:
+        """Return that it is no log, and why."""
+        return NoLogError(Unread(self.name, why))
+
     def _read(self) -> Iterator[bytes]:
         try:
-            yield from _decoded(self._bytes(), self.name)
-        except UnusableError:
-            if self.unread is not None:
-                raise UnusableError(str(self.unread)) from None
-            raise
+            yield from _decoded(self._bytes(), HOLE_BYTES_MAX if self.once else sys.maxsize)
+        except _NoTextError as error:
+            if isinstance(error, _ArchiveError):
+                self.unread = self.unread or Unread(self.name, str(error))
+            raise (self.refuse(str(error)) if self.unread is None else NoLogError(self.unread)) from None
 
     def _bytes(self) -> Iterator[bytes]:
         """Yield the unpacked bytes as far as they go; what stands against the rest is in `unread`."""
@@ -106,27 +117,33 @@ class LogFile:
         try:
             name = str(self.path)
             with opened(f"./{STDIN}" if name == STDIN and not self.once else name) as stream:
-                for chunk in unpacked(self._checked(_read_on(stream))):
+                for chunk in unpacked(self._checked(_read_on(stream, once=self.once))):
                     yield chunk
                     read += len(chunk)
+                    if self.once and read > STREAM_BYTES_MAX:
+                        self.unread = Unread(self.name, f"{_NO_END}: {_CUT_IT}", read)
+                        return
         except (OSError, DamagedError) as error:
             self.unread = Unread(self.name, getattr(error, "strerror", None) or str(error), read)
+        except KeyboardInterrupt:
+            if not (self.once and read):
+                raise
+            self.unread = Unread(self.name, "Ctrl-C", read)  # `journalctl -f | sparkctl diagnose`
 
     def _checked(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield *chunks*. Raises UnusableError where they begin as something that is not read here."""
+        """Yield *chunks*. Raises NoLogError where they begin as something that is not read here."""
         for chunk in chunks:
             for magic, told in _REFUSED.items():
                 if chunk.startswith(magic):
-                    why = told.format(self.name)
-                    self.unread = Unread(self.name, f"it {why}")
-                    raise UnusableError(f"{self.name} {why}")
+                    self.unread = Unread(self.name, told.format(self.name))
+                    raise NoLogError(self.unread)
             yield chunk
             break
         yield from chunks
 
 
 def expand(name: str, scratch: Callable[[], Path], tell: Tell) -> list[LogFile]:
-    """Return the logs that *name* stands for. Raises UnusableError.
+    """Return the logs that *name* stands for. Raises NoLogError, and UnusableError for wrong usage.
 
     Args:
         name: a file, a folder, an archive, or STDIN.
@@ -136,30 +153,45 @@ def expand(name: str, scratch: Callable[[], Path], tell: Tell) -> list[LogFile]:
     if not name:
         raise UnusableError("an empty name: name a log, or - for standard input")
     if name == STDIN:
-        return [LogFile(Path(STDIN), "standard input", once=True)]
+        is_stream(STDIN)
+        return [LogFile(Path(STDIN), STDIN_NAME, once=True)]
     path = Path(name)
     try:
         if path.is_dir():
             return _folder(path, name, tell)
         once = is_stream(name)
     except FileNotFoundError:
-        raise UnusableError(f"{name} does not exist: check the path") from None
+        raise NoLogError(Unread(name, "it does not exist: check the path")) from None
     except (OSError, ValueError) as error:
-        raise UnusableError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    if name.endswith(_ARCHIVES) and not once:
+        raise NoLogError(Unread(name, getattr(error, "strerror", None) or str(error))) from error
+    if not once and (name.endswith(_ARCHIVES) or _is_archive(path)):
         from sparkd.intake.archives import unpacked as unpacked_archive
 
         return unpacked_archive(path, scratch(), tell)
     return [LogFile(path, name, once=once)]
 
 
+def _is_archive(path: Path) -> bool:
+    """Return whether a file begins as an archive does, whatever it is called."""
+    try:
+        with path.open("rb") as file:
+            begun = file.read(HEAD_BYTES)
+        return begun.startswith(_ZIP) or _is_tar(next(unpacked([begun]), b""))
+    except (OSError, DamagedError):
+        return False  # told where it is read
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
+
+
 def _folder(folder: Path, name: str, tell: Tell) -> list[LogFile]:
     told: list[Unread] = []
     found = list(_in_folder(folder, name, told.append))
     if not found and not told:
-        raise UnusableError(f"{name} has no files: name a folder with logs, or the logs")
+        raise NoLogError(Unread(name, "it has no files: name a folder with logs, or the logs"))
     if not found:
-        raise UnusableError(f"{told[0]}: nothing else is in {name}")
+        raise NoLogError(replace(told[0], why=f"{told[0].why} (nothing else is in {name})"))
     for unread in told:
         tell(unread)
     return found
@@ -189,34 +221,57 @@ def _in_folder(folder: Path, name: str, tell: Tell) -> Iterator[LogFile]:
                 continue
             seen.add(identity)
             if len(seen) > FILES_MAX:
-                raise UnusableError(f"{name} has more than {FILES_MAX} files: name a smaller folder")
+                tell(Unread(name, f"it has more than {FILES_MAX} files: the first {FILES_MAX} are read"))
+                return
             yield LogFile(path, str(path.relative_to(folder)), named=False)
 
 
-def _decoded(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Yield a log's bytes as UTF-8, its head first. Raises UnusableError where it is no text."""
-    begun = bytearray()
+def _decoded(chunks: Iterator[bytes], hole_bytes_max: int) -> Iterator[bytes]:
+    """Yield a log's bytes as UTF-8, its head first. Raises _NoTextError where it is no text."""
+    begun, hole = bytearray(), 0
     for chunk in chunks:
-        if begun or chunk.strip(_BLANK):  # rotation by truncation leaves a hole of zeros
+        if begun or not _is_blank(chunk):
             begun += chunk
-        if len(begun) >= HEAD_BYTES:
+        else:
+            hole += len(chunk)
+        if len(begun) >= HEAD_BYTES or hole > hole_bytes_max:
             break
     if not begun:
-        raise UnusableError(f"{name} is empty: there is nothing to diagnose in it")
+        raise _NoTextError(_HOLLOW if hole > hole_bytes_max else _EMPTY)
     head = bytes(begun[:HEAD_BYTES])
+    if _is_tar(head):
+        raise _ArchiveError(_REFUSED[_ZIP])
     encoding, start = _encoding(head)
     if encoding == "utf-8" and _is_binary(head):
-        raise UnusableError(f"{name} is binary: it is no log; give what the program printed")
+        raise _NoTextError("it is binary: it is no log; give what the program printed")
     rest = itertools.chain([bytes(begun[HEAD_BYTES:])], chunks)
     if encoding != "utf-8":
-        yield from _recoded(itertools.chain([head], rest), encoding, start)
+        yield from _head_whole(_recoded(itertools.chain([head], rest), encoding, start))
         return
     yield head[start:]
     yield from filter(None, rest)
 
 
-def _read_on(stream: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: stream.read(CHUNK_BYTES), b"")
+def _is_blank(chunk: bytes) -> bool:
+    return chunk.count(0) == len(chunk) or not chunk.strip(_BLANK)
+
+
+def _read_on(stream: IO[bytes], *, once: bool) -> Iterator[bytes]:
+    """Yield large pieces; of a stream that is interrupted (Ctrl-C) what has come is not lost."""
+    if not once or not isinstance(stream, (io.BufferedReader, io.BytesIO)):
+        yield from iter(lambda: stream.read(CHUNK_BYTES), b"")
+        return
+    held = bytearray()
+    try:
+        while piece := stream.read1(CHUNK_BYTES):
+            held += piece
+            if len(held) >= CHUNK_BYTES:
+                yield bytes(held)
+                held.clear()
+    except KeyboardInterrupt:
+        yield bytes(held)
+        raise
+    yield bytes(held)
 
 
 def _recoded(chunks: Iterable[bytes], encoding: str, start: int) -> Iterator[bytes]:
@@ -224,6 +279,17 @@ def _recoded(chunks: Iterable[bytes], encoding: str, start: int) -> Iterator[byt
     for chunk in chunks:
         yield decoder.decode(chunk[start:]).encode("utf-8", "replace")
         start = 0
+
+
+def _head_whole(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield *chunks*, the first one of at least `HEAD_BYTES` where there are so many."""
+    begun = b""
+    for chunk in chunks:
+        begun += chunk
+        if len(begun) >= HEAD_BYTES:
+            break
+    yield begun
+    yield from chunks
 
 
 def _encoding(head: bytes) -> tuple[str, int]:

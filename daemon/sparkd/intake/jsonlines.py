@@ -1,7 +1,7 @@
 """Logs of which each line is a JSON object → the lines that were written, with stamp and origin before them.
 
-Known are docker's json-file driver, `journalctl -o json`, and the usual names of structured logging. A line
-that is none of these stays as it is.
+Known are docker's json-file driver, `journalctl -o json`, `json-seq` and `json-sse`, fluentd's files, loki's,
+and the usual names of structured logging. A line that is none of these stays as it is.
 """
 
 from __future__ import annotations
@@ -11,25 +11,35 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-_OBJECT = re.compile(rb"^\{[^\n]*\n?", re.MULTILINE)
-_MESSAGES = ("MESSAGE", "log", "message", "msg", "text")
+# What forms put before an object: a record separator, the mark of an event, fluentd's time and tag.
+_BEFORE = rb"\x1e|data: |(?P<time>\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+)\t[^\t\n{]{1,80}\t"
+_OBJECT = re.compile(rb"^(?:" + _BEFORE + rb")?(?P<object>\{[^\n]*)\n?", re.MULTILINE)
+_BEGINS = (b"{", b"\x1e{", b"data: {")
+_MARKS = (*(b"\n" + begin for begin in _BEGINS), b"\t{")
+_MESSAGES = ("MESSAGE", "log", "message", "msg", "text", "textPayload", "line")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "t")
 
 
 def plain(block: bytes) -> bytes:
     """Return a block of whole lines with every object that has a message replaced by its message's lines."""
-    if not block.startswith(b"{") and b"\n{" not in block:
+    if not (block.startswith(_BEGINS) or any(mark in block for mark in _MARKS)):
         return block
-    return _OBJECT.sub(lambda found: _plain_line(found[0].removesuffix(b"\n")), block)
+    return _OBJECT.sub(_plain_line, block)
 
 
-def _plain_line(line: bytes) -> bytes:
-    entry = _parsed(line)
+def of_entry(entry: dict[str, Any], time: bytes = b"") -> bytes | None:
+    """Return the lines of an entry's message, None where it has none; *time* is for one that says none."""
     message = _message(entry)
-    if entry is None or message is None:
-        return line + b"\n"
-    before = _before(entry)
+    if message is None:
+        return None
+    before = _before(entry) or (time + b" " if time else b"")
     return b"".join(before + part + b"\n" for part in message.splitlines() if part)
+
+
+def _plain_line(found: re.Match[bytes]) -> bytes:
+    entry = _parsed(found["object"])
+    lines = None if entry is None else of_entry(entry, found["time"] or b"")
+    return found[0].removesuffix(b"\n") + b"\n" if lines is None else lines
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -40,9 +50,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _message(entry: dict[str, Any] | None) -> bytes | None:
-    for key in _MESSAGES if entry else ():
-        message = _bytes(entry.get(key) if entry else None)
+def _message(entry: dict[str, Any]) -> bytes | None:
+    for key in _MESSAGES:
+        message = _bytes(entry.get(key))
         if message is not None:
             return message
     return None
@@ -75,14 +85,19 @@ def _before(entry: dict[str, Any]) -> bytes:
     return f"{stamp} ".encode("utf-8", "replace") if stamp else b""
 
 
+def stamp_of(wall_s: float) -> str:
+    """Return seconds since the epoch as RFC 3339 has them."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def _stamp(entry: dict[str, Any]) -> str:
     micros = _first(entry.get("__REALTIME_TIMESTAMP") or entry.get("_SOURCE_REALTIME_TIMESTAMP"))
     try:
         if isinstance(micros, (str, int, float)):
-            return datetime.fromtimestamp(int(micros) / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return stamp_of(int(micros) / 1e6)
         value = _first(next((entry[key] for key in _TIMES if key in entry), ""))
         if isinstance(value, (int, float)):
-            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return stamp_of(value)
     except (ValueError, OverflowError, OSError):
         return ""
     return value if isinstance(value, str) and "\n" not in value else ""

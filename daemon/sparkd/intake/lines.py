@@ -14,6 +14,8 @@ import re
 
 # Longer than any line that the catalogue knows; a dump of a configuration or of a batch can be megabytes.
 LINE_BYTES_MAX = 16 * 1024
+# So much of a log tells what it is: its encoding, form, clock, and whose it is.
+HEAD_BYTES = 1 << 16
 _CUT = b" \xe2\x80\xa6[cut %d bytes]"
 _ESCAPES = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements

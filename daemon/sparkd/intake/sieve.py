@@ -17,6 +17,7 @@ from ahocorasick_rs import AhoCorasick, BytesAhoCorasick, Implementation
 
 from sparkd.engines.lines import NUMBER_TEXTS, PHASE_TEXTS, read_line
 from sparkd.engines.model import LineFact
+from sparkd.intake.flood import thinned
 from sparkd.intake.records import OPENERS
 from sparkd.signals.catalogue import Catalogue
 
@@ -98,9 +99,11 @@ class Sieve:
                 phases[word] = start
             elif word >= first_harmless:
                 harmless.append((start, word))
-            elif _in_line(block, harmless, start):
+            elif harmless and _in_line(block, harmless, start):
                 if word:
                     mixed.append(start)
+            elif not phases and not mixed:
+                found.append(start)
             else:
                 found += sorted((*mixed, *phases.values(), start))
                 mixed.clear()
@@ -121,7 +124,7 @@ class Sieve:
 
 def _in_line(block: bytes, harmless: list[tuple[int, int]], place: int) -> bool:
     """Return whether the last harmless word stands in the line of *place*."""
-    return bool(harmless) and block.find(b"\n", harmless[-1][0], place) < 0
+    return block.find(b"\n", harmless[-1][0], place) < 0
 
 
 @dataclass(slots=True)
@@ -138,11 +141,12 @@ class Sifter:
     def lines(self, block: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield offset and bytes of the lines of *block* that matter."""
         hits = self.finder.hits(block)
-        offsets = iter(hits.offsets)
+        read, flood = thinned(block, hits.offsets)
+        offsets = iter(read)
         position, end = 0, len(block)
         hit = next(offsets, end)
         while position < end:
-            if not self.waiting():
+            if position in flood or not self.waiting():
                 while hit < position:
                     hit = next(offsets, end)
                 begin = end if hit >= end else block.rfind(b"\n", position, hit) + 1 or position

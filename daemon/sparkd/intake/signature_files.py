@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sparkd.signals.catalogue import Catalogue, extend
+from sparkd.signals.catalogue import PLACES, Catalogue, extend
+from sparkd.signals.causes import CAUSES
+from sparkd.signals.model import Proof
+from sparkd.words import Phase
 
 FOLDER = Path("/etc/sparkd/signatures.d")
 FILE_BYTES_MAX = 1 << 20
+REQUIRED = ("id", "cause", "proof", "literals", "pattern", "examples")
+KEYS = (*REQUIRED, "fatal", "phase", "phases", "place", "level", "sources")
 _TABLES = "signatures are written as tables that begin with [[signature]]"
 
 
@@ -81,7 +87,13 @@ def _kind(value: object) -> str:
 
 
 def _fault(entry: dict[str, Any]) -> str:
-    """Return what is wrong with the types of an entry, empty where nothing is."""
+    """Return what is wrong with an entry, with what is allowed; empty where nothing is."""
+    unknown = sorted(set(entry) - set(KEYS))
+    if unknown:
+        return f"{unknown[0]}: no such key{_near(unknown[0], KEYS)}; there are {', '.join(KEYS)}"
+    missing = [key for key in REQUIRED if key not in entry]
+    if missing:
+        return f"{missing[0]} is missing: a signature needs {', '.join(REQUIRED)}"
     for key in ("cause", "proof", "pattern", "phase", "place", "level"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
             return f"{key}: must be a text that is not empty"
@@ -92,7 +104,30 @@ def _fault(entry: dict[str, Any]) -> str:
     phases = entry.get("phases", [])
     if not isinstance(phases, list) or not all(map(_is_phase, phases)):
         return 'phases: must be a list of pairs, [["phase", "pattern"]]'
+    return _wrong_word(entry)
+
+
+def _wrong_word(entry: dict[str, Any]) -> str:
+    """Return which word of an entry is none that is known, and those that are."""
+    if entry["cause"] not in CAUSES:
+        near = _near(entry["cause"], CAUSES)
+        return (
+            f"cause {entry['cause']!r} is not known{near}; docs/runbook.md and sparkctl signatures list them"
+        )
+    phases = [entry.get("phase"), *(pair[0] for pair in entry.get("phases", ()))]
+    words: list[tuple[str, str | None, Iterable[str]]] = [("phase", phase, Phase) for phase in phases]
+    words += [("proof", entry["proof"], Proof), ("place", entry.get("place"), PLACES)]
+    for key, word, known in words:
+        if word is not None and word not in [*known]:
+            return f"{key}: {word!r} is not known{_near(word, known)}; one of {', '.join(known)}"
     return ""
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _is_phase(pair: object) -> bool:

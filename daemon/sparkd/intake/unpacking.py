@@ -11,6 +11,8 @@ OUT_BYTES = 1 << 16
 STEP_BYTES = 64
 STEP_OUT_BYTES = 1024
 CUT = "it ends too early"
+# bzip2 packs by blocks of up to 900 kB, of which none can be unpacked before its end is there.
+CUT_BLOCK = f"{CUT}, and its last block (up to 900 kB of text) is lost"
 _MAGICS = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _GZIP_BITS = 31
 # Yields what one packed stream gives and returns what stands after it.
@@ -121,7 +123,7 @@ def _bytewise(unpacker: zlib._Decompress, data: bytes) -> Iterator[bytes]:
 
 
 def _stepwise(data: bytes, chunks: Iterator[bytes]) -> _Member:
-    unpacker, damages = _unpacker(data)
+    unpacker, damages, cut = _unpacker(data)
     while True:
         for begin in range(0, len(data), STEP_BYTES):
             step = data[begin : begin + STEP_BYTES]
@@ -135,14 +137,15 @@ def _stepwise(data: bytes, chunks: Iterator[bytes]) -> _Member:
                 return unpacker.unused_data + data[begin + STEP_BYTES :]
         data = next(chunks, b"")
         if not data:
-            raise DamagedError(CUT)
+            raise DamagedError(cut)
 
 
-def _unpacker(data: bytes) -> tuple[_Stepwise, tuple[type[Exception], ...]]:
+def _unpacker(data: bytes) -> tuple[_Stepwise, tuple[type[Exception], ...], str]:
+    """Return an unpacker, what it raises at damage, and what is told where its stream ends too early."""
     if data.startswith(b"BZh"):
         import bz2
 
-        return bz2.BZ2Decompressor(), (OSError, ValueError)
+        return bz2.BZ2Decompressor(), (OSError, ValueError), CUT_BLOCK
     import lzma
 
-    return lzma.LZMADecompressor(), (lzma.LZMAError,)
+    return lzma.LZMADecompressor(), (lzma.LZMAError,), CUT

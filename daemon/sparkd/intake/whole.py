@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sparkd.intake import jsonlines
 from sparkd.intake.clock import HEAD_LINES, LogClock, clock_of
-from sparkd.intake.lines import Blocks, text_of
+from sparkd.intake.forms import Plain
+from sparkd.intake.lines import HEAD_BYTES, Blocks, text_of
 from sparkd.intake.records import Reader
 from sparkd.intake.sieve import Finder, Sifter
 from sparkd.signals import prefix, wrapping
@@ -21,7 +21,6 @@ from sparkd.signals.model import Record
 
 READERS_MAX = 64
 LINE_HELD_MAX = 1 << 20
-HEAD_BYTES = 1 << 16
 # A line without a stamp has that of a line before it; so many lines back it is looked for.
 STAMP_LINES = 200
 STAMP_WITHIN = 300
@@ -41,11 +40,21 @@ class Origin:
     node: str | None = None
 
 
-class WholeLog:
-    """Reads one log."""
+class Fragment(Record):
+    """What is left of a first line whose beginning was cut off: what it lacks may be what it meant."""
 
-    def __init__(self, origin: Origin, finder: Finder) -> None:
+
+class WholeLog:
+    """Reads one log; *cut* tells that its first line is only the rest of one.
+
+    Attributes:
+        headed: whether any line that matters has a head, as a log's lines have.
+    """
+
+    def __init__(self, origin: Origin, finder: Finder, *, cut: bool = False) -> None:
         self._origin = origin
+        self._cut = cut
+        self.headed = False
         self._sifter = Sifter(finder, self._waiting)
         self._clock = LogClock()
         self._readers: dict[tuple[str | None, str | None], Reader] = {}
@@ -63,7 +72,12 @@ class WholeLog:
             if number == 0:
                 self._clock = clock_of(_head(block))
                 self._at_s = self._clock.first_s or 0.0
-            yield from self._block(block)
+            if self._cut and number == 0:
+                rest, _, lines = block.partition(b"\n")
+                yield Fragment(self._origin.source, self._origin.node or "", text_of(rest), self._at_s)
+                yield from self._block(lines)
+            else:
+                yield from self._block(block)
         for reader in self._readers.values():
             yield from reader.flush()
 
@@ -72,6 +86,7 @@ class WholeLog:
         for position, raw in self._sifter.lines(block):
             line = wrapping.unwrap(text_of(raw))
             parts = prefix.split(line.body)
+            self.headed = self.headed or bool(line.time or parts.level)
             at_s = self._clock.at(line.time, parts.printed)
             if at_s is None and position != self._read_to:
                 at_s = self._before(block, position)
@@ -111,14 +126,16 @@ class WholeLog:
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks of whole plain lines."""
-    blocks = Blocks(LINE_HELD_MAX)
+    blocks, plain = Blocks(LINE_HELD_MAX), Plain()
     for chunk in _head_first(chunks):
         block = blocks.feed(chunk)
-        if block:
-            yield jsonlines.plain(block)
+        lines = plain.lines(block) if block else b""
+        if lines:
+            yield lines
     rest = blocks.flush()
+    rest = (plain.lines(rest) if rest else b"") + plain.flush()
     if rest:
-        yield jsonlines.plain(rest)
+        yield rest
 
 
 def _head_first(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from sparkd.intake.lines import text_of
 from sparkd.intake.whole import Origin
+from sparkd.signals import wrapping
 from sparkd.signals.match import Places
 
 _ADDRESS = rb"(\d{1,3}(?:\.\d{1,3}){3})"
@@ -23,9 +25,9 @@ def places_of(heads: Iterable[tuple[Origin, bytes]]) -> Places:
     heads = list(heads)
     addresses: dict[str, str] = {}
     for origin, head in heads:
-        own = {found.decode() for found in _OWN.findall(head)}
-        if origin.node and len(own) == 1:
-            addresses.setdefault(own.pop(), origin.node)
+        for node, own in _own_addresses(origin, head).items():
+            if len(own) == 1:
+                addresses.setdefault(own.pop(), node)
     ranks: dict[int, str] = {}
     for origin, head in heads:
         for address, rank in _RANK_AT.findall(head):
@@ -34,3 +36,16 @@ def places_of(heads: Iterable[tuple[Origin, bytes]]) -> Places:
             ranks.setdefault(int(rank), origin.node or "")
     first = [origin.node for origin, head in heads if origin.node and any(mark in head for mark in _HEADS)]
     return Places(addresses, ranks, first[0] if len(set(first)) == 1 else None, open=True)
+
+
+def _own_addresses(origin: Origin, head: bytes) -> dict[str, set[str]]:
+    """Return the addresses that nodes call their own: the named one's, else those of a journal's machines."""
+    found: dict[str, set[str]] = {}
+    for said in _OWN.finditer(head):
+        node = origin.node
+        if node is None:
+            begin = head.rfind(b"\n", 0, said.start()) + 1
+            node = wrapping.unwrap(text_of(head[begin : said.start()])).machine
+        if node:
+            found.setdefault(node, set()).add(said[1].decode())
+    return found

@@ -1,0 +1,57 @@
+"""Quotes as a person reads them: the telling words of a report, within a line or two. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sparkd.signals.model import Quote
+
+CHARS_MAX = 240
+SOURCE_CHARS_MAX = 32
+_MORE = " …"
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
+# The exception that a traceback ends with; the lines of its frames stand before it.
+_RAISED = re.compile(r"(?:^|(?<=\s))(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
+_DIGITS = re.compile(r"\d+")
+
+
+def short(text: str) -> str:
+    """Return the telling words of *text*: of a traceback what it ends with, and in which function."""
+    if _TRACEBACK in text:
+        text = _of_traceback(text)
+    head = text.partition(_MORE + " ")[
+        0
+    ]  # a long match was quoted with its end; a person reads the beginning
+    if len(head) <= CHARS_MAX:
+        return head if head == text else head + _MORE
+    cut = head[:CHARS_MAX].rpartition(" ")[0] or head[:CHARS_MAX]
+    return cut.rstrip() + _MORE
+
+
+def short_source(name: str) -> str:
+    """Return what a log is called; of a long path only its last part."""
+    path, slash, rest = name.rpartition("/")
+    return f"…/{rest}" if slash and path and len(name) > SOURCE_CHARS_MAX else name
+
+
+def together(quotes: Iterable[Quote]) -> list[tuple[Quote, int]]:
+    """Return quotes with how many say the same but for numbers and times, each once, in their order."""
+    found: dict[tuple[str, str, str], tuple[Quote, int]] = {}
+    for quote in quotes:
+        key = (quote.node, quote.source, _DIGITS.sub("", short(quote.text)))
+        first, count = found.get(key, (quote, 0))
+        found[key] = (first, count + 1)
+    return list(found.values())
+
+
+def _of_traceback(text: str) -> str:
+    before, _, rest = text.partition(_TRACEBACK)
+    rest = rest.rpartition(_MORE + " ")[2]  # where its middle was left out: its end
+    raised = [found.start() for found in _RAISED.finditer(rest)]
+    frames = list(_FRAME.finditer(rest, 0, raised[-1] if raised else len(rest)))
+    said = rest[raised[-1] :] if raised else ""
+    file, line, function = frames[-1].groups() if said and frames else ("", "", "")
+    where = f"(in {function}, {file.rpartition('/')[2]}:{line})" if function else ""
+    return " ".join(part for part in (before.strip(), where, said) if part) or text

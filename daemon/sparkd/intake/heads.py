@@ -1,0 +1,55 @@
+"""What the first lines of a text tell of it: whether it is a log, and whether its first line was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkd.intake.forms import Plain, is_headed
+from sparkd.intake.lines import clean, text_of
+from sparkd.intake.records import OPENERS
+from sparkd.intake.sieve import read_phase
+from sparkd.signals import wrapping
+from sparkd.signals.catalogue import Catalogue
+from sparkd.signals.match import recognise
+from sparkd.signals.model import Record
+
+# Of a log that nothing else is mixed into nearly every line is headed; of prose with a quoted line few are.
+LOG_SHARE = 0.05
+# So many of the lines after the first one are looked at, at least and at most, and so many must be headed for
+# a first line that is not to be the rest of one.
+NEIGHBOURS_MIN, NEIGHBOURS_MAX = 8, 100
+NEIGHBOURS_SHARE = 0.9
+_TRACEBACK = ('File "', "Traceback (most recent call last):")
+
+
+def lines_of(head: bytes) -> list[str]:
+    """Return the lines that a text begins with, *head* being its first bytes; the last may be cut."""
+    plain = Plain()
+    lines = plain.lines(clean(head.rstrip(b"\n") + b"\n")) + plain.flush()
+    return [text_of(line) for line in lines.split(b"\n") if line.strip()]
+
+
+def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:
+    """Return whether lines are of a log that is understood here, and not prose, a table, or another file."""
+    known = sum(is_headed(line) or _is_known(line, catalogue) for line in lines)
+    return known > 0 and known >= LOG_SHARE * len(lines)
+
+
+def is_cut(lines: Sequence[str]) -> bool:
+    """Return whether the first line is the rest of one: the file was rotated by size, or cut by `tail -c`.
+
+    It is where all others have a head (a time, a level, who wrote it) and it has none, and begins nothing.
+    """
+    if len(lines) <= NEIGHBOURS_MIN or is_headed(lines[0]):
+        return False
+    if lines[0].startswith((*OPENERS, " ", "\t")):
+        return False
+    neighbours = lines[1 : NEIGHBOURS_MAX + 1]
+    return sum(map(is_headed, neighbours)) >= NEIGHBOURS_SHARE * len(neighbours)
+
+
+def _is_known(line: str, catalogue: Catalogue) -> bool:
+    body = wrapping.unwrap(line).body
+    if body.lstrip().startswith(_TRACEBACK):
+        return True
+    return read_phase(body) is not None or bool(recognise(Record("log", "", body), catalogue))
