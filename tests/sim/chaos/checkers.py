@@ -66,7 +66,7 @@ class Checkers:
         if verb is ev.Verb.SHUTDOWN:
             self.leaving.add(daemon.instance)
         if daemon.head:
-            self.judge.asked(verb)
+            self.judge.asked(daemon, verb)
             self.judge.last_asked_s = self.world.now
 
     def excuse(self, generation: int, reason: str) -> None:
