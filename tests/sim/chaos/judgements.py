@@ -136,8 +136,6 @@ class Judgements:
         asked, floors = policy.settings, policy.floors
         if not _within(settings, asked, floors) and self.world.edits == 0:
             self.world.violate("settings stay within the operator's bounds", f"{settings}, asked {asked}")
-        if settings.ray_memory_threshold is None and not policy.guard_enforcing:
-            self.world.violate("Ray's monitor is off only with an enforcing guard", f"{settings}")
         if settings in self.failed:
             text = f"{settings} failed before: {self.failed[settings]}"
             self.world.violate("settings that failed for memory are not tried again", text)
@@ -236,6 +234,9 @@ class Judgements:
 
     def launched(self, daemon: Daemon, intent: Intent) -> None:
         """A new generation is ordered."""
+        unwatched = intent.settings.ray_memory_threshold is None and not daemon.policy.guard_enforcing
+        if unwatched and self.world.now - self.world.guards_s > LATEST_S:
+            self.world.violate("Ray's monitor off only with an enforcing guard", f"{intent.settings}")
         if self.not_before_s is not None and daemon.clock() < self.not_before_s:
             early_s = self.not_before_s - daemon.clock()
             text = f"generation {intent.stamp.generation} is ordered {early_s:.1f} s too early"
