@@ -233,6 +233,7 @@ def _signal(world: World, fault: Fault) -> None:
     for engine in world.engines.values():
         if engine.alive() and not engine.over and engine.place >= 0:
             if fault.value == "noise":
+                engine.oddities.append("host_memory_pressure is said")
                 engine.signal(fault.node, "host_memory_pressure", {}, fatal=False)
             else:
                 engine.blame(fault.value)

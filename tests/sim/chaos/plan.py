@@ -201,6 +201,8 @@ RETAINED = ("kept", "lost", "rolled back")
 NETWORKS = ("fabric", "management", "all")
 WAYS = ("both", "both", "up", "down")
 
+GUARD_LOST_SHARE = 0.4
+"""So many of the worlds in which guards enforce lose one for a long while."""
 PERMANENT = "weights_missing_or_corrupt"
 
 # kind, weight, (shortest, longest) span in seconds, choices of the value
@@ -256,6 +258,8 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
         at_s = _when(rng, at_s, plan.safety_s)
         span_s = round(rng.uniform(low, high), 3)
         faults.append(Fault(round(at_s, 3), kind, rng.choice(plan.names), span_s, rng.choice(values)))
+    if plan.policy["guard_enforcing"] and rng.random() < GUARD_LOST_SHARE:
+        faults.append(Fault(rng.uniform(0.0, plan.safety_s), "guard_lost", plan.names[-1], plan.safety_s))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 READ_S = 2.5
 """What was read so long before a decision is told was read before it was made: a disk is waited for 2 s."""
+LATE_S = 60.0
+"""What ended shortly before a generation began may be noticed in it."""
 KILLS = ("ray_oom_kill", "kernel_oom", "cuda_oom")
 VAGUE = (UNKNOWN, "killed_unspecified", "worker_process_died", "engine_dead_unspecified", "clean_shutdown")
 _ENDS = (" ended", "dies in ", " died")
-_AWAY = ("daemon crashed", "power was lost", "shutdown was asked", "rebooted it")
+_AWAY = ("a daemon crashed", "its daemon crashed", "power was lost", "shutdown was asked", "rebooted it")
 # cause -> what of it the world must have blamed: any of these
 HAD: dict[str, tuple[str, ...]] = {
     **{cause: (f"{cause} on ",) for cause in KILLS},
@@ -37,7 +39,14 @@ HAD: dict[str, tuple[str, ...]] = {
     "peer_lost": (*_AWAY, "disturbed before it was complete"),
     "ray_node_died": ("raylet", "ray of ", "stopped by hand", *_AWAY),
     "ray_gcs_unreachable": ("Ray's head does not answer", "ray of ", "stopped by hand", *_AWAY),
-    "ray_insufficient_resources": ("does not answer", "ray of ", "stopped by hand", "joins", *_AWAY),
+    "ray_insufficient_resources": (
+        "does not answer",
+        "ray of ",
+        "stopped by hand",
+        "joins",
+        "disturbed",
+        *_AWAY,
+    ),
     "wrong_interface": ("joins as address",),
     "engine_hang": (
         *("hangs", "stuck in ", "does not answer", "the fabric was cut", "wrong answers"),
@@ -54,6 +63,7 @@ def judged(world: World, daemon: Daemon, record: Remedied) -> None:
         return
     cause, node = record.diagnosis.cause, record.diagnosis.node
     told = [*engine.blames, *engine.oddities, world.check.judge.excused.get(record.generation, "")]
+    told += ["a daemon crashed" for at_s in world.check.deaths.values() if at_s > engine.since_s - LATE_S]
     had = HAD.get(cause, (cause,))
     if cause != UNKNOWN and not any(part in text for part in had for text in told):
         text = f"generation {record.generation}: {cause}, but it had {engine.blames[:6]}"
