@@ -94,8 +94,8 @@ WRONG = {
     "never one rank alone is wanted": lambda s: lead(
         s, intent=replace(s.coordinator.intent, wanted=(("spark-a", (UnitName.SERVE,)), ("spark-b", ())))
     ),
-    "Ray's monitor is off only with an enforcing guard": lambda s: lead(
-        s, settings=Settings(ray_memory_threshold=None)
+    "Ray's monitor is off only where guards enforced at the launch": lambda s: lead(
+        s, settings=Settings(ray_memory_threshold=None), unguarded=True
     ),
 }
 

@@ -149,6 +149,8 @@ def _leaving(turn: Turn) -> str | None:
 def _idle(turn: Turn) -> None:
     if turn.lead.target:
         turn.move(Phase.WAITING, "start wanted")
+    elif turn.lead.asked_target is False and turn.member.swept:
+        _end_what_is_found(turn, turn.policy.stop_grace_s)
 
 
 def _waiting(turn: Turn) -> None:
@@ -279,9 +281,7 @@ def _backing_off(turn: Turn) -> None:
 
 def _escalated(turn: Turn) -> None:
     """Nothing runs; what may pass is tried again slowly, the rest when a person says so."""
-    _take_epoch_to_stop(turn)
-    if turn.lead.epoch:
-        fence.demand_nothing(turn, turn.policy.fail_grace_s)
+    _end_what_is_found(turn, turn.policy.fail_grace_s)
     retry_at_s = turn.lead.retry_at_s
     if turn.lead.restart_wanted:
         turn.set_lead(retry_at_s=None, restart_wanted=False)
@@ -290,6 +290,13 @@ def _escalated(turn: Turn) -> None:
     elif retry_at_s is not None and turn.due(retry_at_s):
         turn.set_lead(retry_at_s=None, retrying=True)
         turn.move(Phase.WAITING, "it may have passed: tried again")
+
+
+def _end_what_is_found(turn: Turn, grace_s: float) -> None:
+    """Where nothing shall run, an engine of an earlier coordinator ends as soon as every node is heard."""
+    _take_epoch_to_stop(turn)
+    if turn.lead.epoch:
+        fence.demand_nothing(turn, grace_s)
 
 
 def _take_epoch_to_stop(turn: Turn) -> None:
@@ -308,8 +315,8 @@ def _stopping(turn: Turn) -> None:
         in_order = not turn.due(patient_until_s)
         fence.demand(turn, _still_wanted(turn) if in_order else {}, grace_s)
     # What an earlier daemon left has to be looked for first: until then nobody knows what runs here.
-    done = turn.member.swept and (not turn.lead.epoch or fence.is_emptied(turn))
-    if done or turn.due(patient_until_s + stage_s):
+    over = fence.is_emptied(turn) if turn.lead.epoch else not fence.somebody_lives(turn)
+    if (turn.member.swept and over) or turn.due(patient_until_s + stage_s):
         _note_stopped(turn)
 
 
@@ -350,6 +357,8 @@ def _stopped(turn: Turn) -> None:
         turn.move(Phase.WAITING, "start asked")
     elif turn.lead.shutdown and turn.state.leaving_since_s is None:
         turn.set_state(leaving_since_s=turn.now)
+    else:
+        _end_what_is_found(turn, turn.policy.stop_grace_s)
 
 
 def _paused(turn: Turn) -> None:

@@ -112,6 +112,12 @@ def is_fenced(turn: Turn) -> bool:
     )
 
 
+def somebody_lives(turn: Turn) -> bool:
+    """Return whether any node's last word is that a unit lives there, of whichever coordinator."""
+    known = [unit.state for peer in turn.state.peers if peer.status for unit in peer.status.units]
+    return any(unit.alive for unit in turn.member.units) or any(s is not UnitState.GONE for s in known)
+
+
 def unanswered(turn: Turn) -> tuple[str, ...]:
     """Return, as sentences, whose answer to the fence is missing."""
     generation = _asked(turn)

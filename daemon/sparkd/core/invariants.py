@@ -152,8 +152,9 @@ def _observes_only(state: State, policy: Policy) -> bool:
     return not policy.observe_only or not state.member.units
 
 
-def _monitor_stays(lead: Coordinator, _state: State, policy: Policy) -> bool:
-    return lead.settings.ray_memory_threshold is not None or policy.guard_enforcing
+def _monitor_stays(lead: Coordinator, _state: State, _policy: Policy) -> bool:
+    """A guard that is lost later ends nothing that serves: the next launch has the monitor on again."""
+    return lead.phase not in LIVE or lead.settings.ray_memory_threshold is not None or not lead.unguarded
 
 
 MEMBER_FACTS = ("seen.generation", "member.units", "member.intent", "member.emptied_generation")
@@ -172,7 +173,7 @@ LEAD_FACTS = (
         f"coordinator.{name}"
         for name in (
             *("phase", "phase_since_s", "epoch", "intent", "launched_at_s", "failure", "incident"),
-            *("settings", "edited", "failed", "backoff_until_s", "retry_at_s"),
+            *("settings", "edited", "failed", "backoff_until_s", "retry_at_s", "unguarded"),
         )
     ),
 )
@@ -190,6 +191,6 @@ LEAD_RULES: Rules = (
     ("only an escalation is tried again by itself", _lead(_retry_is_announced)),
     ("orders are this instance's, of the newest epoch", _lead(_acts_in_its_epoch)),
     ("never one rank alone is wanted", _lead(_never_one_rank)),
-    ("Ray's monitor is off only with an enforcing guard", _lead(_monitor_stays)),
+    ("Ray's monitor is off only where guards enforced at the launch", _lead(_monitor_stays)),
 )
 _member_facts, _lead_facts = attrgetter(*MEMBER_FACTS), attrgetter(*LEAD_FACTS)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import fence, incident, watch
+from sparkd.core import decision, fence, incident, watch
 from sparkd.core.membership import head_joined, unproven
+from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.phases import is_forward
 from sparkd.core.policy import Policy
 from sparkd.core.records import SettingsAdopted, Verified
+from sparkd.core.remedy import Action
 from sparkd.core.state import NEVER_S, Watch
 from sparkd.core.turn import Turn
+from sparkd.signals.model import Diagnosis, Evidence
 from sparkd.words import ENGINE, Backend, Phase, Stamp, UnitName
 
 VERIFY_PAUSE_S = 1.0
@@ -23,6 +26,9 @@ VERIFY_PAUSE_S = 1.0
 
 def begin(turn: Turn) -> None:
     """Name a new generation and begin to form it."""
+    _apply_edits(turn)
+    if not _watched(turn):
+        return
     lead = turn.lead
     generation = turn.state.seen.generation + 1
     turn.see(Stamp(lead.epoch, generation))
@@ -40,9 +46,9 @@ def begin(turn: Turn) -> None:
         waiting=(),
         needs="",
         leaks_forgiven=False,
+        unguarded=not turn.policy.guard_enforcing,
         launched_at_s=turn.now,
     )
-    _apply_edits(turn)
     turn.move(Phase.FORMING, "every node is fenced")
 
 
@@ -52,6 +58,32 @@ def _apply_edits(turn: Turn) -> None:
         settings = replace(turn.lead.settings, **dict(turn.lead.edited))
         turn.set_lead(settings=settings, edited=())
         turn.note(SettingsAdopted(settings=settings, reason="as edited while the engine ran on"))
+
+
+MONITOR_AGAIN = "a guard no longer enforces: Ray's memory monitor watches again"
+
+
+def _watched(turn: Turn) -> bool:
+    """Have Ray's monitor on again where a guard is gone; return whether a launch may follow.
+
+    What failed with the monitor on is not tried again: one step down from it, as after that failure.
+    """
+    settings = turn.lead.settings
+    if settings.ray_memory_threshold is not None or turn.policy.guard_enforcing:
+        return True
+    watched = replace(settings, ray_memory_threshold=RAISED_THRESHOLD)
+    if watched in turn.lead.failed:
+        assumed = Diagnosis("uma_host_exhaustion", None, None, False, 1.0, MONITOR_AGAIN)
+        case = incident.case_of(turn, Evidence(), 1)
+        case = replace(case, facts=replace(case.facts, settings=watched))
+        chosen = decision.follow(case, assumed, turn.policy)
+        if chosen.action is Action.ESCALATE:
+            incident.escalate(turn, f"{MONITOR_AGAIN}, and {chosen.explanation}", chosen.needs)
+            return False
+        watched = chosen.settings
+    turn.set_lead(settings=watched)
+    turn.note(SettingsAdopted(settings=watched, reason=MONITOR_AGAIN))
+    return True
 
 
 def form(turn: Turn) -> None:

@@ -204,7 +204,8 @@ class Coordinator:
     """What only the head has: the engine's phase, the intent, the incident, the budgets.
 
     `asked_target`, `asked_pause`: what a person said last, None = nothing; `climbed`: the asked settings were
-    tried in a quiet moment already; `leaks_forgiven`: a person wants one more try; `streak`: failures in a
+    tried in a quiet moment already; `leaks_forgiven`: a person wants one more try; `unguarded`: what runs was
+    launched while not every node's guard enforced; `streak`: failures in a
     row since a generation last served for the cooldown; `trial`: the settings in force are tried although
     others are proven; `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the
     settings that served last; `edited`: what was edited since the start of a generation that was taken over,
@@ -241,6 +242,7 @@ class Coordinator:
     trial: bool = False
     climbed: bool = False
     leaks_forgiven: bool = False
+    unguarded: bool = False
     retry_at_s: float | None = None
     retrying: bool = False
     failed: tuple[Settings, ...] = ()

@@ -18,6 +18,7 @@ from sparkd.words import NO_STAMP, Backend, Phase, Stamp, UnitName
 
 if TYPE_CHECKING:
     from sim.chaos.daemon import Daemon
+    from sim.chaos.engine import Engine
     from sim.chaos.machine import Tree
     from sim.chaos.world import World
 
@@ -66,7 +67,7 @@ class Checkers:
         if verb is ev.Verb.SHUTDOWN:
             self.leaving.add(daemon.instance)
         if daemon.head:
-            self.judge.asked(verb)
+            self.judge.asked(daemon, verb)
             self.judge.last_asked_s = self.world.now
 
     def excuse(self, generation: int, reason: str) -> None:
@@ -270,6 +271,7 @@ class Checkers:
         if daemon.instance not in self.leaving:
             self._stop_was_ordered(daemon, command)
         engine = self.world.engines[tree.generation]
+        self._down_in_order(daemon, command, engine)
         if engine.blames or tree.generation in self.judge.excused:
             return
         disturbed = engine.since_s - SETTLE_S < self.world.disturbed_until_s
@@ -278,6 +280,18 @@ class Checkers:
             return
         text = f"{daemon.instance} ends {tree.unit} of {tree.generation} in {engine.phase}: nothing was wrong"
         self.world.violate("a healthy engine is never stopped", text)
+
+    def _down_in_order(self, daemon: Daemon, command: co.StopUnit, engine: Engine) -> None:
+        """In a quiet stop no Ray ends while the head still serves from it."""
+        world, heard = self.world, self.heard[daemon.instance]
+        if command.unit is not UnitName.RAY or not heard or heard[-1].phase is not Phase.STOPPING:
+            return
+        serve = engine.trees.get((world.head, UnitName.SERVE))
+        quiet = world.now > world.disturbed_until_s
+        early = world.now - self.judge.last_asked_s < daemon.policy.stop_grace_s
+        if quiet and early and serve is not None and serve.root:
+            text = f"{daemon.instance} ends Ray of {command.generation}, its serve lives"
+            world.violate("down in order", text)
 
     def _stop_was_ordered(self, daemon: Daemon, command: co.StopUnit) -> None:
         since = self.started_at.get((daemon.instance, command.unit, command.generation), 0)

@@ -51,6 +51,8 @@ class Engine:
         self.trees: dict[tuple[str, UnitName], Tree] = {}
         self.joined_s: dict[str, float] = {}
         self.blames: list[str] = []
+        self.oddities: list[str] = []
+        self.proofs: list[tuple[float, str, str]] = []
         self.phase = Phase.FORMING
         self.place = -1
         self.api = self.hung = self.over = self.answered_right = False
@@ -302,6 +304,8 @@ class Engine:
         for index, name in enumerate(world.plan.names):
             tree = self.trees.get((name, UnitName.RAY))
             joins = world.machines[name].joins
+            if joins and self.place < 0:
+                self.oddities.append(f"{name} joins as {joins}")
             if tree is None or now < self.joined_s[name] or (joins == "absent" and not self.place >= 0):
                 continue
             odd = joins == "address" and self.place < 0

@@ -55,9 +55,9 @@ def _mqtt_cut(world: World, fault: Fault) -> None:
 
 def _http_cut(world: World, fault: Fault) -> None:
     """The peers' view does not answer on one network or on both; the fabric itself carries on."""
-    paths = ("fabric", "management") if fault.value == "all" else (fault.value,)
-    for path in paths:
-        _cut(world, path, fault, "both")
+    network, way = fault.value
+    for path in ("fabric", "management") if network == "all" else (network,):
+        _cut(world, path, fault, way)
 
 
 def _fabric_cut(world: World, fault: Fault) -> None:
@@ -233,6 +233,7 @@ def _signal(world: World, fault: Fault) -> None:
     for engine in world.engines.values():
         if engine.alive() and not engine.over and engine.place >= 0:
             if fault.value == "noise":
+                engine.oddities.append("host_memory_pressure is said")
                 engine.signal(fault.node, "host_memory_pressure", {}, fatal=False)
             else:
                 engine.blame(fault.value)
@@ -264,6 +265,18 @@ def _edit(world: World, name: str, changes: dict) -> None:
     digest = {"node_digest": f"node-{name}-{world.edits}"} if "shared_digest" in changes else {}
     world.policies[name] = replace(world.policies[name], **changes, **digest)
     world.ask(name, ev.Verb.SHUTDOWN)
+
+
+def _guard_lost(world: World, fault: Fault) -> None:
+    """A guard dies, or only observes: whichever, not every node's is seen to enforce any more."""
+    world.guards_lost += 1
+    world.tell_guards()
+    world.unless_healed(fault.span_s, lambda: _guard_back(world))
+
+
+def _guard_back(world: World) -> None:
+    world.guards_lost -= 1
+    world.tell_guards()
 
 
 def _verb(world: World, fault: Fault) -> None:
@@ -307,5 +320,6 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "signal": _signal,
     "wall_step": _wall_step,
     "reconfigure": _reconfigure,
+    "guard_lost": _guard_lost,
     "verb": _verb,
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.chaos import memory
+from sim.chaos import memory, truth
 from sparkd.core import events as ev
 from sparkd.core.messages import Intent
 from sparkd.core.policy import Floors, Policy
@@ -35,6 +35,8 @@ AT_FLOOR = "every memory setting is at its floor"
 EARLY_S = 0.05
 LATEST_S = 2.2
 """What was decided before a person asked may wait so long for the disk."""
+KEPT_S, DISK_S = 3.0, 300.0
+"""So long after it was asked a wish is on disk, on a healthy one and on one that hangs."""
 PHASES = (Phase.LOADING_WEIGHTS, Phase.PROFILING, Phase.CAPTURING_GRAPHS, Phase.SERVING)
 
 
@@ -80,6 +82,9 @@ class Judgements:
         self.last_verb: ev.Verb | None = None
         self.gave_up = ""
         self.last_asked_s = 0.0
+        self.stopped = self.paused = False
+        self.wishes_sure_s = 0.0
+        self.damages, self.asked_of = 0, ""
         self.waiting: tuple[str, ...] = ()
 
     def head_born(self, daemon: Daemon) -> None:
@@ -91,11 +96,32 @@ class Judgements:
         self.incident, self.failures, self.not_before_s = None, 0, None
         self.relaunches.clear()
         self.row = 0
-        self.last_verb = None
+        self._wishes_outlast(daemon)
 
-    def asked(self, verb: ev.Verb) -> None:
+    def _wishes_outlast(self, daemon: Daemon) -> None:
+        """A stop and a pause are kept: they outlast the daemon that was asked, where its disk does."""
+        kept = daemon.machine.disk.kept.kept
+        died_s = self.world.check.deaths.get(self.asked_of, self.world.now)
+        sure = died_s > self.wishes_sure_s and self.damages == self.world.damages
+        if sure and self.stopped and kept.target is not False:
+            self.world.violate("what a person asks is kept", f"a stop is forgotten: {kept}")
+        if sure and self.paused and not kept.paused:
+            self.world.violate("what a person asks is kept", f"a pause is forgotten: {kept}")
+        self.stopped, self.paused = kept.target is False and self.stopped, kept.paused and self.paused
+        self.last_verb = ev.Verb.STOP if self.stopped else ev.Verb.PAUSE if self.paused else None
+
+    def asked(self, daemon: Daemon, verb: ev.Verb) -> None:
         """A person may ask for what failed before."""
         self.last_verb = verb
+        if verb in (ev.Verb.START, ev.Verb.STOP):
+            self.stopped, self.paused = verb is ev.Verb.STOP, False
+        elif verb in (ev.Verb.PAUSE, ev.Verb.RESUME):
+            self.paused = verb is ev.Verb.PAUSE
+        if verb is not ev.Verb.SHUTDOWN:
+            self.damages, self.asked_of = self.world.damages, daemon.instance
+            # What waits in a daemon that stands still, or for its disk, is not kept yet.
+            late_s = float("inf") if daemon.stopped else KEPT_S + DISK_S * (daemon.machine.disk_s > 0)
+            self.wishes_sure_s = self.world.now + late_s
         if verb in (ev.Verb.START, ev.Verb.RESUME):
             self.failed.clear()
             self.relaunches.clear()
@@ -110,8 +136,6 @@ class Judgements:
         asked, floors = policy.settings, policy.floors
         if not _within(settings, asked, floors) and self.world.edits == 0:
             self.world.violate("settings stay within the operator's bounds", f"{settings}, asked {asked}")
-        if settings.ray_memory_threshold is None and not policy.guard_enforcing:
-            self.world.violate("Ray's monitor is off only with an enforcing guard", f"{settings}")
         if settings in self.failed:
             text = f"{settings} failed before: {self.failed[settings]}"
             self.world.violate("settings that failed for memory are not tried again", text)
@@ -167,6 +191,7 @@ class Judgements:
     def _remedied(self, daemon: Daemon, record: Remedied) -> None:
         self.failures += 1
         self._blamed(record.generation, f"{record.diagnosis.cause} was remedied")
+        truth.judged(self.world, daemon, record)
         cause = record.diagnosis.cause
         if record.action != "relaunch":
             return
@@ -209,6 +234,9 @@ class Judgements:
 
     def launched(self, daemon: Daemon, intent: Intent) -> None:
         """A new generation is ordered."""
+        unwatched = intent.settings.ray_memory_threshold is None and not daemon.policy.guard_enforcing
+        if unwatched and self.world.now - self.world.guards_s > LATEST_S:
+            self.world.violate("Ray's monitor off only with an enforcing guard", f"{intent.settings}")
         if self.not_before_s is not None and daemon.clock() < self.not_before_s:
             early_s = self.not_before_s - daemon.clock()
             text = f"generation {intent.stamp.generation} is ordered {early_s:.1f} s too early"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 RESTS = (Phase.SERVING, Phase.ESCALATED, Phase.STOPPED, Phase.PAUSED, Phase.IDLE)
 ENDS = (Phase.SERVING, Phase.ESCALATED)
+EMPTY = (Phase.STOPPED, Phase.ESCALATED, Phase.IDLE)
+"""Where nothing runs, whoever decided it."""
 LAUNCHES = 14
 """More tries than any budget and ladder of these policies allow in one go."""
 HOLD_S = 200.0
@@ -72,10 +74,8 @@ def _comes_right(world: World, limit_s: float) -> bool:
 
 
 def _nothing_lives(world: World) -> None:
-    """Where it is called stopped, given up or paused without serving, nothing is left running."""
-    if world.phase not in (Phase.STOPPED, Phase.ESCALATED) or world.run(
-        world.now + EMPTY_S, lambda: _moves(world)
-    ):
+    """Where it is called stopped, given up or idle, nothing is left running."""
+    if world.phase not in EMPTY or world.run(world.now + EMPTY_S, lambda: _moves(world)):
         return
     for machine in world.machines.values():
         for tree in machine.trees:
@@ -85,7 +85,7 @@ def _nothing_lives(world: World) -> None:
 
 
 def _moves(world: World) -> bool:
-    return world.phase not in (Phase.STOPPED, Phase.ESCALATED)
+    return world.phase not in EMPTY
 
 
 def _left(world: World) -> bool:
@@ -98,9 +98,9 @@ def _settled(world: World, verb: ev.Verb | None) -> bool:
     if judge.last_verb is not verb:
         return True
     if verb is ev.Verb.STOP:
-        return world.phase is Phase.STOPPED
+        return world.phase in EMPTY  # idle: a new daemon that knows of the stop begins nothing
     if verb is ev.Verb.PAUSE:
-        return world.phase in (Phase.PAUSED, Phase.ESCALATED, Phase.STOPPED)
+        return world.phase in (Phase.PAUSED, *EMPTY)
     return True
 
 

@@ -228,7 +228,15 @@ class Machine:
         if line[2] is not None:
             event, line[2] = line[2], None
             self.lines.remove(line)
+            self._proves(daemon, event)
             daemon.emit(_stamped(event, self.clock()))
+
+    def _proves(self, daemon: Daemon, event: ev.Event) -> None:
+        """The head has read what proves a cause."""
+        if daemon.head and isinstance(event, ev.SignalSeen) and event.signal.fatal:
+            engine = self.world.engines.get(event.signal.generation)
+            if engine is not None:
+                engine.proofs.append((self.world.now, daemon.instance, event.signal.cause))
 
     def flush_lines(self, daemon: Daemon, generation: int) -> None:
         """Read what is written to its end."""

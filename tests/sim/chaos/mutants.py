@@ -11,11 +11,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.chaos import daemon as chaos_daemon
-from sparkd.core import coordinator, fence, fold, incident, ladder, launch, member, membership, remedy, told
+from sparkd.core import (
+    coordinator,
+    decision,
+    fence,
+    fold,
+    incident,
+    keeping,
+    ladder,
+    launch,
+    member,
+    membership,
+    remedy,
+    told,
+)
 from sparkd.core import events as ev
 from sparkd.core.events import Path
 from sparkd.core.messages import UnitState
 from sparkd.core.turn import Turn
+from sparkd.signals.causes import UNKNOWN
 from sparkd.words import NO_STAMP, Backend, Phase, Stamp
 
 Patch = tuple[Any, str, Any]
@@ -309,7 +323,49 @@ def _says_it_once() -> list[Patch]:
     return [(coordinator, "resend", lambda turn: None)]
 
 
+# -- what is kept, what is named, what watches ---------------------------------------------------
+
+
+def _stop_not_kept() -> list[Patch]:
+    plain = keeping.Kept
+    return [(keeping, "Kept", lambda **kept: plain(**{**kept, "target": None}))]
+
+
+def _pause_not_kept() -> list[Patch]:
+    plain = keeping.Kept
+    return [(keeping, "Kept", lambda **kept: plain(**{**kept, "paused": False}))]
+
+
+def _cause_invented() -> list[Patch]:
+    plain = decision.judge
+
+    def judge(evidence):
+        found = plain(evidence)
+        return replace(found, cause="nccl_timeout") if found.cause == UNKNOWN else found
+
+    return [(decision, "judge", judge)]
+
+
+def _proof_ignored() -> list[Patch]:
+    plain = decision.judge
+    return [(decision, "judge", lambda evidence: plain(replace(evidence, signals=())))]
+
+
+def _lost_guard_overlooked() -> list[Patch]:
+    return [(launch, "_watched", lambda turn: True)]
+
+
+def _down_at_once() -> list[Patch]:
+    return [(coordinator, "_still_wanted", lambda turn: {})]
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant("stop_not_kept", _stop_not_kept),
+    Mutant("pause_not_kept", _pause_not_kept),
+    Mutant("cause_invented", _cause_invented),
+    Mutant("proof_ignored", _proof_ignored),
+    Mutant("lost_guard_overlooked", _lost_guard_overlooked),
+    Mutant("down_at_once", _down_at_once),
     Mutant("instance_ignored", _instance_ignored),
     Mutant("old_stamps_accepted", _old_stamps_accepted),
     Mutant("retained_orders", _retained_orders),

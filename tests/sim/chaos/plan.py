@@ -198,8 +198,11 @@ def _settings(rng: random.Random) -> Settings:
 
 DISKS = ("kept", "kept", "lost", "torn", "rolled back")
 RETAINED = ("kept", "lost", "rolled back")
+NETWORKS = ("fabric", "management", "all")
 WAYS = ("both", "both", "up", "down")
 
+GUARD_LOST_SHARE = 0.4
+"""So many of the worlds in which guards enforce lose one for a long while."""
 PERMANENT = "weights_missing_or_corrupt"
 
 # kind, weight, (shortest, longest) span in seconds, choices of the value
@@ -207,7 +210,7 @@ KINDS: tuple[tuple[str, int, tuple[float, float], tuple[Any, ...]], ...] = (
     ("broker_down", 5, (1.0, 120.0), RETAINED),
     ("broker_lag", 5, (2.0, 60.0), (None,)),
     ("mqtt_cut", 6, (1.0, 120.0), WAYS),
-    ("http_cut", 4, (5.0, 120.0), ("fabric", "management", "all")),
+    ("http_cut", 4, (5.0, 120.0), tuple((net, way) for net in NETWORKS for way in WAYS)),
     ("fabric_cut", 2, (1.0, 60.0), WAYS),
     ("isolate", 3, (5.0, 120.0), WAYS),
     ("daemon_crash", 7, (0.2, 90.0), ("live", "live", "die")),
@@ -218,11 +221,11 @@ KINDS: tuple[tuple[str, int, tuple[float, float], tuple[Any, ...]], ...] = (
     ("power_loss", 5, (5.0, 60.0), DISKS),
     ("blackout", 2, (3.0, 30.0), (None,)),
     ("kill_unit", 7, (0.0, 0.0), (9, 15, 11, "code 1", "code 0")),
-    ("kill_at_phase", 6, (0.0, 400.0), tuple(range(1, 9))),
+    ("kill_at_phase", 6, (0.0, 400.0), tuple(range(11))),
     ("by_hand", 2, (0.0, 0.0), (None,)),
     ("raylet_dead", 2, (0.0, 0.0), (None,)),
     ("hang", 4, (0.0, 0.0), (None,)),
-    ("stuck_phase", 2, (0.0, 400.0), tuple(range(1, 9))),
+    ("stuck_phase", 2, (0.0, 400.0), tuple(range(11))),
     ("wrong_answers", 2, (60.0, 400.0), (None,)),
     ("manner", 8, (20.0, 200.0), ("slow", "lying", "lying", "held")),
     ("start_fails", 2, (1.0, 30.0), ("raised", "failed")),
@@ -239,6 +242,7 @@ KINDS: tuple[tuple[str, int, tuple[float, float], tuple[Any, ...]], ...] = (
     ("signal", 3, (0.0, 0.0), ("noise", "nccl_timeout", "cuda_illegal_memory_access", PERMANENT)),
     ("wall_step", 1, (0.0, 0.0), (-86400.0, 3600.0)),
     ("reconfigure", 3, (1.0, 60.0), ("settings", "digest", "both")),
+    ("guard_lost", 3, (20.0, 400.0), ("dead", "observes")),
     ("verb", 8, (0.0, 0.0), ("start", "stop", "pause", "resume", "pause", "resume", "shutdown")),
 )  # fmt: skip
 
@@ -254,6 +258,8 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
         at_s = _when(rng, at_s, plan.safety_s)
         span_s = round(rng.uniform(low, high), 3)
         faults.append(Fault(round(at_s, 3), kind, rng.choice(plan.names), span_s, rng.choice(values)))
+    if plan.policy["guard_enforcing"] and rng.random() < GUARD_LOST_SHARE:
+        faults.append(Fault(rng.uniform(0.0, plan.safety_s), "guard_lost", plan.names[-1], plan.safety_s))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

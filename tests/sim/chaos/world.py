@@ -68,6 +68,7 @@ class World:
         self.wrong_answers_s = self.gcs_silent_s = self.api_silent_s = 0.0
         self.stuck_next: tuple[int, float] | None = None
         self.dies_next: tuple[int, float] | None = None
+        self.guards_lost, self.guards_s = 0, float("-inf")
         self.edits = self.births = self.damages = 0
         self.phase = Phase.IDLE
         self.steps, self.timed_s = 0, 0.0
@@ -221,6 +222,18 @@ class World:
             setattr(self, name, None)
         return place
 
+    def tell_guards(self) -> None:
+        """The policy says whether every node's guard is observed enforcing, from the next step on."""
+        enforcing = bool(self.plan.policy["guard_enforcing"]) and not self.guards_lost
+        if enforcing == self.policies[self.head].guard_enforcing:
+            return
+        self.guards_s = self.now
+        for name, policy in self.policies.items():
+            self.policies[name] = replace(policy, guard_enforcing=enforcing)
+            daemon = self.machines[name].daemon
+            if daemon is not None:
+                daemon.policy = replace(daemon.policy, guard_enforcing=enforcing)
+
     # -- the network -----------------------------------------------------------------------------
 
     def sessions_suffer(self, node: str) -> None:
@@ -305,6 +318,8 @@ class World:
         self.disturbed_until_s = self.now + 60.0
         self.wrong_answers = self.gcs_silent = self.api_silent = False
         self.stuck_next = self.dies_next = None
+        self.guards_lost = 0
+        self.tell_guards()
         self.net.heal()
         if not self.broker.up:
             self.broker.start("kept")
