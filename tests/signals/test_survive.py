@@ -77,3 +77,28 @@ def test_a_spread_engine_that_waits_for_a_killed_node_lost_it() -> None:
     assert cause(spread, killed, waits) == "peer_lost"
     assert cause(spread, waits) == "engine_hang"
     assert cause(alone, killed, waits) == "engine_hang"
+
+
+MODULE = "ModuleNotFoundError: No module named 'pandas'"
+GAVE_UP = "vllm-1 exited with code 1"
+
+
+def test_what_only_a_start_can_end_of_does_not_end_an_engine_that_served() -> None:
+    served = [(0.0, "log", CONFIG), (1.0, "log", READY), (2.0, "log", RATE)]
+    assert cause(*served, (20.0, "log", MODULE)) == "unknown"
+    # Unless the engine then ends, or began anew, or it is another log's.
+    assert cause(*served, (20.0, "log", MODULE), (21.0, "log", CORE)) == "missing_python_dependency"
+    assert cause(*served, (20.0, "log", MODULE), (21.0, "log", GAVE_UP)) == "missing_python_dependency"
+    assert cause(*served, (19.0, "log", CONFIG), (20.0, "log", MODULE)) == "missing_python_dependency"
+    assert cause(*served, (20.0, "other log", MODULE)) == "missing_python_dependency"
+    # What can go wrong later, too, and a port, which is taken after the server says that it is up.
+    full = "OSError: [Errno 28] No space left on device: '/var/cache/vllm/x'"
+    assert cause(*served, (20.0, "log", full)) == "disk_full"
+    assert cause(*served, (20.0, "log", PASSED[4])) == "port_in_use"
+
+
+def test_a_service_that_answers_again_was_only_starting() -> None:
+    down, up = "+4s /api/gcs_healthz 503 1.3s", "+9s /api/gcs_healthz 200 0.004s"
+    assert cause((0.0, "watch", down)) == "ray_gcs_unreachable"
+    assert cause((0.0, "watch", down), (5.0, "watch", up)) == "none"
+    assert cause((0.0, "watch", up), (5.0, "watch", down)) == "ray_gcs_unreachable"

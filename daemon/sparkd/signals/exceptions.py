@@ -56,6 +56,7 @@ _FAILED = re.compile(
     r"^(?:[^\n]{0,80}[\s:\]|>])?(?:(?:FATAL|CRITICAL|ERROR|PANIC|ERR)\b|(?:[Ff]atal|[Ee]rror|panic|ERROR):\s+\S"
     r"|fatal error: |Traceback \(most recent call last\)|terminate called after|Aborted\b|Killed\b"
     r"|[Ss]egmentation fault|core dumped)"
+    r"|\bError response from daemon: |(?:^|[\s.])[A-Z]\w+(?:Error|Exception)\b(?=[:( ]|$)"
     r"|: (?:command not found|No such file or directory|[Pp]ermission denied|[Cc]onnection refused)\b"
     r"|\b(?:Failed|failed|Cannot|Could not|Unable|unable) to (?!automatically)\w+",
     re.MULTILINE,
