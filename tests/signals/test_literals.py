@@ -1,4 +1,4 @@
-"""Every alternative of a pattern is reachable: a literal of its signature surely stands in what it matches."""
+"""Every alternative of a pattern is reachable: a literal of its signature stands in what it matches."""
 
 from __future__ import annotations
 

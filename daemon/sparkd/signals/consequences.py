@@ -26,7 +26,9 @@ _AFTER_A_HANG = frozenset(
     {"worker_process_died", "clean_shutdown", "ray_node_died", "ray_gcs_unreachable", "killed_unspecified"}
 )
 # An exception of the engine's own; what ends after it was ended by its shutdown.
-_OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed", "cuda_error_untold"})
+_OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
+# An error of the device ends the process that it is said in.
+_DEVICE_ERRORS = frozenset({"cuda_error_untold"})
 _ANY_ERRORS = frozenset({*_OWN_ERRORS, "unexplained_exception"})
 # A crash that a process's own end may be: of an exception, while the interpreter is torn down.
 _CRASHES = frozenset({"process_crashed", "crash_reported"})
@@ -64,6 +66,7 @@ def of_earlier(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Signal
         s
         for s in signals
         if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
+        or (s.cause == "worker_process_died" and _after_a_device_error(s, signals))
         or (s.at_s > any_error_s and (s.cause == "killed_unspecified" or s.id in _CRASHES))
         or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
         or (s.id in REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
@@ -88,6 +91,16 @@ def after_our_fence(
         and s.cause in _SAID_WHEN_ENDED
         and s.source != OWN_SOURCE
         and (s.writer, s.source.startswith("serve")) not in ended
+    )
+
+
+def _after_a_device_error(death: Signal, signals: Sequence[Signal]) -> bool:
+    """Return whether the source of *death* told of an error of the device before."""
+    return any(
+        s.id in _DEVICE_ERRORS
+        and (s.writer, s.source) == (death.writer, death.source)
+        and 0.0 < death.at_s - s.at_s < NEAR_S
+        for s in signals
     )
 
 
