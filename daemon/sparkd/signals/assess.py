@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sparkd.signals import foreigners, pasted, spread
+from sparkd.signals import boots, foreigners, pasted, spread
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.exceptions import failed_in, raised_in
@@ -89,10 +89,14 @@ class Assessor:
     _first_s: float | None = None
     _dropped: int = 0
     _errors: dict[str, tuple[Signal, int]] = field(default_factory=dict)
+    _first: bool = True
     _mended: set[str] = field(default_factory=set)
     _waited: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     _survival: Survival = field(default_factory=Survival)
     _spread: bool = False
+    _on_ray: bool = False
+    _last_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    _boots: boots.Boots = field(default_factory=boots.Boots)
     _whole_phase: Phase | None = None
 
     def __post_init__(self) -> None:
@@ -102,8 +106,7 @@ class Assessor:
     def add(self, record: Record) -> None:
         """Take one record."""
         self._count += 1
-        self._nodes.setdefault(record.node)
-        self._spread = self._spread or spread.is_spread(record.text)
+        self._heard(record)
         starts = self._follower.starts
         self._follower.see(record)
         if self._follower.starts != starts:  # who asked an earlier one to stop explains nothing of this one
@@ -121,6 +124,14 @@ class Assessor:
             self._errors[record.source] = (_unexplained_error(record, record.text), self._follower.count)
         for signal in found:
             self._keep(signal, record)
+
+    def _heard(self, record: Record) -> None:
+        """Note who speaks, and of what kind of engine."""
+        self._nodes.setdefault(record.node)
+        self._first = (record.node, record.source) not in self._last_s
+        self._last_s[record.node, record.source] = self._clock(record)
+        self._spread = self._spread or spread.is_spread(record.text)
+        self._on_ray = self._on_ray or "Ray" in record.text or "ay" in record.process
 
     def reread(self, whole: Record) -> Assessment:
         """Return the assessment; where it decides nothing, also of the *whole* text without its breaks."""
@@ -149,6 +160,7 @@ class Assessor:
         told = [s for s in self._signals if s.id not in WAITS or self._stands_still(s)]
         foreign = self._foreign()
         error = self._last_error(foreign)
+        told = boots.explained(told, spread.timeouts(told) if self._spread else ())
         told = spread.weighed(told) if self._spread else told
         signals = (*told, *_bursts(told, self._seen), *error)
         head = self.places.head
@@ -162,6 +174,7 @@ class Assessor:
             works=self._survival.works,
             starts=self._survival.starts,
             foreign=foreign,
+            unheard=self._spread and not self._on_ray and spread.is_silent(told, self._last_s),
         )
         diagnosis, weighed = weigh(evidence)
         return Assessment(
@@ -205,6 +218,10 @@ class Assessor:
         if signal.proof is Proof.NOISE or self._follower.is_ordinary(signal, record):
             self._noise[signal.id] += 1
             return
+        if signal.id in {boots.BOOTED_ID, boots.SHUT_DOWN_ID}:
+            placed = self._placed(signal, record)
+            if not self._boots.is_unordered(placed, first=self._first):
+                return
         if signal.id == STOPPING:  # an engine that its server ends leaves the server without an engine
             since_s = self._clock(record) - STOPPED_S
             self._signals = [s for s in self._signals if s.id != "engine_dead" or s.at_s < since_s]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparkd.signals import consequences, foreigners, hints, peers, precedence, sentence, survive
+from sparkd.signals import consequences, foreigners, hints, peers, precedence, sentence, spread, survive
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
@@ -94,7 +94,7 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
         return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
     open_signals = open_signals or list(signals)
     best = _root(open_signals)
-    root = _relayed(best, open_signals)
+    root = _unless_unheard(_relayed(best, open_signals), evidence)
     return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
 
@@ -223,6 +223,13 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
     return replace(root, quantities=tuple(merged), phase=phase)
 
 
+def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:
+    """Return a time-out as what it is where nothing tells a node that hangs from one that is lost."""
+    if evidence.unheard and root.cause == "engine_hang" and root.proof is Proof.SUGGESTS:
+        return replace(root, cause=UNKNOWN)
+    return root
+
+
 def _node(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> str | None:
     """Return the guilty node; where the root does not name it, others who tell of the same end may."""
     if root.node:
@@ -261,14 +268,16 @@ def _diagnose(
         quantities=_with_kv_cache(root.quantities, evidence.kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
-        candidates=_candidates(root, loose),
+        candidates=_candidates(root, loose, evidence),
         advice=info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
     )
 
 
-def _candidates(root: Signal, loose: Sequence[Signal]) -> tuple[str, ...]:
+def _candidates(root: Signal, loose: Sequence[Signal], evidence: Evidence) -> tuple[str, ...]:
     if _confidence(root) >= _PROVEN:
         return ()
+    if evidence.unheard and root.cause == UNKNOWN:
+        return spread.MIGHT_BE
     might = _might_be(root.cause, loose)
     if root.cause == UNKNOWN and is_slip(root.quote):
         return ("engine_internal_error", *(cause for cause in might if cause != "clean_shutdown"))

@@ -151,6 +151,7 @@ class Evidence:
             proven was said is no argument.
         works, starts: when the engine was seen at work, and when it began anew.
         foreign: sources that are known to be other programs.
+        unheard: the engine is spread over nodes, and of the others nothing was heard after it stood still.
     """
 
     signals: tuple[Signal, ...] = ()
@@ -164,6 +165,7 @@ class Evidence:
     works: tuple[Work, ...] = ()
     starts: tuple[float, ...] = ()
     foreign: tuple[str, ...] = ()
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
