@@ -72,9 +72,17 @@ def is_slip(raised: str) -> bool:
     return _SLIPS.match(raised.partition(":")[0].rpartition(".")[2]) is not None
 
 
+# The same in any program's words; not where it only informs.
+_FAILED_SOMEHOW = re.compile(
+    r"^(?![^\n]* INFO )[^\n]*\b(?i:failed|failure|fatal|error|out of resource|stopped: subcommand|timed out|refused"
+    r"|denied|no matching manifest)\b(?![=:] ?(?:0|false|none)\b)",
+    re.MULTILINE,
+)
+
+
 def failed_in(text: str) -> str | None:
     """Return the line of *text* that tells of a failure in whatever words, None where none does."""
-    found = _FAILED.search(text)
+    found = _FAILED.search(text) or _FAILED_SOMEHOW.search(text)
     if found is None:
         return None
     start = text.rfind("\n", 0, found.end()) + 1
