@@ -46,3 +46,16 @@ def test_what_is_only_warned_of_explains_a_failure_that_says_no_more() -> None:
     dead = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
     assert DIAGNOSER.lines([warned]).diagnosis.cause == "none"
     assert DIAGNOSER.lines([warned, dead]).diagnosis.cause == "weights_missing_or_corrupt"
+
+
+def test_a_short_word_is_not_found_across_a_blank() -> None:
+    """A text is read once more without its blanks: what then stands in the middle of words is no word."""
+    fault = "[WARN] GPU-1: XID: Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE"
+    assert DIAGNOSER.lines([fault]).diagnosis.cause == "none"
+    assert DIAGNOSER.lines(["spawn failed: EACCES"]).diagnosis.cause == "permission_denied"
+
+
+def test_the_words_that_raise_an_interruption_are_no_interruption() -> None:
+    frame = '    raise KeyboardInterrupt("MQLLMEngine terminated")'
+    assert DIAGNOSER.lines([frame]).diagnosis.cause != "clean_shutdown"
+    assert DIAGNOSER.lines(["KeyboardInterrupt"]).diagnosis.cause == "clean_shutdown"
