@@ -74,8 +74,8 @@ def is_slip(raised: str) -> bool:
 
 # The same in any program's words; not where it only informs.
 _FAILED_SOMEHOW = re.compile(
-    r"^(?![^\n]*\bINFO\b)[^\n]*\b(?i:failed|failure|fatal|error|out of resource|stopped: subcommand|timed out|refused"
-    r"|denied|no matching manifest)\b(?![=:] ?(?:0|false|none)\b)",
+    r"^(?![^\n]*\bINFO\b)[^\n]*\b(?i:failed|failure|fatal|error|out of resource|stopped: subcommand|timed out"
+    r"|refused|denied|no matching manifest)\b(?![=:] ?(?:0|false|none)\b)",
     re.MULTILINE,
 )
 
