@@ -69,11 +69,51 @@ def test_the_tail_of_a_stop_is_a_stop() -> None:
     assert cause((0.0, "log", DIED), (0.1, "log", dead), (0.2, "log", stopped)) == "worker_process_died"
 
 
+MEETS = "world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://{}:29501 backend=gloo"
+SPREAD = (0.0, "a.log", MEETS.format("10.77.0.1"))
+ALONE = (0.0, "a.log", MEETS.format("127.0.0.1"))
+WAITS = (60.0, "a.log", "TimeoutError: RPC call to execute_model timed out.")
+
+
 def test_a_spread_engine_that_waits_for_a_killed_node_lost_it() -> None:
-    meets = "world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://{}:29501 backend=gloo"
-    waits = (60.0, "a.log", "TimeoutError: RPC call to execute_model timed out.")
     killed = (5.0, "b.log", "# EXIT CODE 137")
-    spread, alone = (0.0, "a.log", meets.format("10.77.0.1")), (0.0, "a.log", meets.format("127.0.0.1"))
-    assert cause(spread, killed, waits) == "peer_lost"
-    assert cause(spread, waits) == "engine_hang"
-    assert cause(alone, killed, waits) == "engine_hang"
+    assert cause(SPREAD, killed, WAITS) == "peer_lost"
+    assert cause(ALONE, killed, WAITS) == "engine_hang"
+
+
+def test_without_a_word_of_the_other_node_nothing_tells_a_hang_from_a_loss() -> None:
+    records = [Record(source, "a", text, at_s=at_s) for at_s, source, text in (SPREAD, WAITS)]
+    found = assess(records, CATALOGUE, read_line=read_line).diagnosis
+    assert (found.cause, found.candidates[:2]) == ("unknown", ("engine_hang", "peer_lost"))
+    assert "hangs" in found.explanation
+    assert cause(ALONE, WAITS) == "engine_hang"
+    # Another node that speaks afterwards was there; Ray tells of those that are not.
+    closed = "recvValue failed on SocketImpl(fd=79): Failed to recv, got 0 bytes"
+    assert cause(SPREAD, WAITS, (61.0, "b.log", closed)) == "engine_hang"
+    ray = "Connected to Ray cluster."
+    assert cause(SPREAD, (1.0, "a.log", ray), WAITS) == "engine_hang"
+
+
+MODULE = "ModuleNotFoundError: No module named 'pandas'"
+GAVE_UP = "vllm-1 exited with code 1"
+
+
+def test_what_only_a_start_can_end_of_does_not_end_an_engine_that_served() -> None:
+    served = [(0.0, "log", CONFIG), (1.0, "log", READY), (2.0, "log", RATE)]
+    assert cause(*served, (20.0, "log", MODULE)) == "unknown"
+    # Unless the engine then ends, or began anew, or it is another log's.
+    assert cause(*served, (20.0, "log", MODULE), (21.0, "log", CORE)) == "missing_python_dependency"
+    assert cause(*served, (20.0, "log", MODULE), (21.0, "log", GAVE_UP)) == "missing_python_dependency"
+    assert cause(*served, (19.0, "log", CONFIG), (20.0, "log", MODULE)) == "missing_python_dependency"
+    assert cause(*served, (20.0, "other log", MODULE)) == "missing_python_dependency"
+    # What can go wrong later, too, and a port, which is taken after the server says that it is up.
+    full = "OSError: [Errno 28] No space left on device: '/var/cache/vllm/x'"
+    assert cause(*served, (20.0, "log", full)) == "disk_full"
+    assert cause(*served, (20.0, "log", PASSED[4])) == "port_in_use"
+
+
+def test_a_service_that_answers_again_was_only_starting() -> None:
+    down, up = "+4s /api/gcs_healthz 503 1.3s", "+9s /api/gcs_healthz 200 0.004s"
+    assert cause((0.0, "watch", down)) == "ray_gcs_unreachable"
+    assert cause((0.0, "watch", down), (5.0, "watch", up)) == "none"
+    assert cause((0.0, "watch", up), (5.0, "watch", down)) == "ray_gcs_unreachable"

@@ -16,12 +16,18 @@ from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
 from sparkd.signals.causes import cause_info
-from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit, Work
+from sparkd.signals.precedence import OWN_SOURCE
+from sparkd.signals.survive import ends_at_once
 from sparkd.words import ENGINE, LIVE, Phase, Settings
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:
-    """Keep a signal of the current generation; a fatal one ends it."""
+    """Keep a signal of the current generation; a fatal one ends it.
+
+    What can only go wrong in a start ends no engine that serves: it is a request's or another program's, and
+    where it is not, the engine's own end follows.
+    """
     current = turn.lead.generation
     if signal.generation not in (0, current):
         return
@@ -29,7 +35,7 @@ def note_signal(turn: Turn, signal: Signal) -> None:
     turn.set_lead(recent=(*lead.recent, signal)[-SIGNALS_MAX:])
     if lead.failure is not None:
         turn.set_lead(failure=replace(lead.failure, signals=(*lead.failure.signals, signal)[:SIGNALS_MAX]))
-    elif lead.phase in LIVE and signal.fatal:
+    elif lead.phase in LIVE and signal.fatal and ends_at_once(signal, lead.phase):
         fail(turn, f"{signal.node or 'the cluster'}: {signal.id}")
 
 
@@ -195,7 +201,16 @@ def _evidence(turn: Turn, failure: Failure) -> Evidence:
         head=turn.policy.head,
         kv_cache_bytes=failure.kv_cache_bytes,
         fence_at_s=failure.times.fence_ordered_s,
+        works=_works(turn),
     )
+
+
+def _works(turn: Turn) -> tuple[Work, ...]:
+    """Return when the engine was last seen to make tokens; nothing where it has made none."""
+    watch, launched_s = turn.lead.watch, turn.lead.launched_at_s
+    if launched_s is None or watch.token_at_s <= launched_s:
+        return ()
+    return (Work(turn.policy.head, OWN_SOURCE, watch.token_at_s),)
 
 
 def _reached(turn: Turn, failure: Failure) -> Phase:

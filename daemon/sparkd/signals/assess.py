@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sparkd.signals import pasted, spread
+from sparkd.signals import boots, foreigners, pasted, spread
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.exceptions import failed_in, raised_in
@@ -21,8 +21,9 @@ from sparkd.signals.frames import phase_of
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
-from sparkd.signals.precedence import BURST_ID, WAITS
+from sparkd.signals.precedence import BURST_ID, UNEXPLAINED_ID, WAITS
 from sparkd.signals.survive import Survival
+from sparkd.words import Phase
 
 # Kept signals of one assessment, and repeats of one of them: enough for its first, its last and a burst.
 SIGNALS_MAX = 2048
@@ -35,8 +36,8 @@ SURFACE = "engine_dead_unspecified"
 DECIDED = 0.9
 _LOUD = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
-# A link that came back explains nothing.
-_MENDED = {"fabric_link_up": "fabric_link_down"}
+# A link that came back, a service that answers: what was wrong before explains nothing.
+_MENDED = {"fabric_link_up": "fabric_link_down", "ray_gcs_healthy": "ray_gcs_unhealthy"}
 # So many characters of a quote, blanks left out, tell where it stands.
 PLACE_CHARS = 60
 UNEXPLAINED = "unexplained_exception"
@@ -87,11 +88,16 @@ class Assessor:
     _count: int = 0
     _first_s: float | None = None
     _dropped: int = 0
-    _error: tuple[Signal, int] | None = None
+    _errors: dict[str, tuple[Signal, int]] = field(default_factory=dict)
+    _first: bool = True
     _mended: set[str] = field(default_factory=set)
     _waited: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     _survival: Survival = field(default_factory=Survival)
     _spread: bool = False
+    _on_ray: bool = False
+    _last_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    _boots: boots.Boots = field(default_factory=boots.Boots)
+    _whole_phase: Phase | None = None
 
     def __post_init__(self) -> None:
         """Begin to follow."""
@@ -100,8 +106,7 @@ class Assessor:
     def add(self, record: Record) -> None:
         """Take one record."""
         self._count += 1
-        self._nodes.setdefault(record.node)
-        self._spread = self._spread or spread.is_spread(record.text)
+        self._heard(record)
         starts = self._follower.starts
         self._follower.see(record)
         if self._follower.starts != starts:  # who asked an earlier one to stop explains nothing of this one
@@ -116,42 +121,60 @@ class Assessor:
         if all(s.cause == SURFACE for s in found):
             found = (*found, *_unexplained(record))
         if not found and record.level in _LOUD:
-            self._error = (_unexplained_error(record, record.text), self._follower.count)
+            self._errors[record.source] = (_unexplained_error(record, record.text), self._follower.count)
         for signal in found:
             self._keep(signal, record)
 
+    def _heard(self, record: Record) -> None:
+        """Note who speaks, and of what kind of engine."""
+        self._nodes.setdefault(record.node)
+        self._first = (record.node, record.source) not in self._last_s
+        self._last_s[record.node, record.source] = self._clock(record)
+        self._spread = self._spread or spread.is_spread(record.text)
+        self._on_ray = self._on_ray or "Ray" in record.text or "ay" in record.process
+
     def reread(self, whole: Record) -> Assessment:
         """Return the assessment; where it decides nothing, also of the *whole* text without its breaks."""
+        whole = foreigners.without(whole, self._follower.speakers())
+        self._whole_phase = phase_of(whole.text)
         found = self.finish()
         if found.diagnosis.cause != NONE and found.diagnosis.confidence >= DECIDED:
             return found
         known = {signal.id for signal in self._signals} | self._mended
         places = _Places(whole.text, self._signals)
         for signal in pasted.signals_of(whole, self.catalogue, self.places):
-            self._signals = [s for s in self._signals if not _is_part(s, signal)]
-            if signal.id not in known:
+            if signal.id in known:
+                self._signals = [_completed(s, signal) for s in self._signals]
+            else:
+                self._signals = [s for s in self._signals if not _is_part(s, signal)]
                 self._count_wait(signal, whole)
                 phase = signal.phase or (phase_of(whole.text) if signal.fatal else None)
                 self._signals.append(replace(signal, at_s=places.time_of(signal), phase=phase))
-        if self._error is None:
-            self._error = _error_in(whole, self.catalogue, self.read_line)
+        if not self._errors:
+            failed = _error_in(whole, self.catalogue, self.read_line)
+            self._errors = {} if failed is None else {whole.source: failed}
         return self.finish()
 
     def finish(self) -> Assessment:
         """Return the assessment of all that was added."""
         told = [s for s in self._signals if s.id not in WAITS or self._stands_still(s)]
-        error = self._last_error()
-        told = list(self._survival.open(told, troubled=bool(error)))
+        foreign = self._foreign()
+        error = self._last_error(foreign)
+        told = boots.explained(told, spread.timeouts(told) if self._spread else ())
         told = spread.weighed(told) if self._spread else told
         signals = (*told, *_bursts(told, self._seen), *error)
         head = self.places.head
         evidence = Evidence(
             signals=signals,
-            phase=self._follower.phase() or self._follower.any_frames(),
+            phase=self._follower.phase() or self._follower.any_frames() or self._whole_phase,
             nodes=tuple(self._nodes),
             head=head,
             kv_cache_bytes=self._follower.kv_cache_bytes,
             recorded=True,
+            works=self._survival.works,
+            starts=self._survival.starts,
+            foreign=foreign,
+            unheard=self._spread and not self._on_ray and spread.is_silent(told, self._last_s),
         )
         diagnosis, weighed = weigh(evidence)
         return Assessment(
@@ -162,11 +185,15 @@ class Assessor:
             signals_dropped=self._dropped,
         )
 
-    def _last_error(self) -> tuple[Signal, ...]:
+    def _foreign(self) -> tuple[str, ...]:
+        sources = (*(s.source for s in self._signals), *self._errors)
+        return foreigners.of(self._follower.speakers(), sources)
+
+    def _last_error(self, foreign: Sequence[str] = ()) -> tuple[Signal, ...]:
         """Return the last error that nobody knows, where nothing shows that the engine went on after it."""
-        if self._error is None or self._follower.progress_at > self._error[1]:
-            return ()
-        return (self._error[0],)
+        errors = [error for source, error in self._errors.items() if source not in foreign]
+        last = max(errors, key=lambda error: error[1], default=None)
+        return () if last is None or self._follower.progress_at > last[1] else (last[0],)
 
     def _went_on(self) -> None:
         """Forget the waits that the engine's work has ended."""
@@ -191,6 +218,10 @@ class Assessor:
         if signal.proof is Proof.NOISE or self._follower.is_ordinary(signal, record):
             self._noise[signal.id] += 1
             return
+        if signal.id in {boots.BOOTED_ID, boots.SHUT_DOWN_ID}:
+            placed = self._placed(signal, record)
+            if not self._boots.is_unordered(placed, first=self._first):
+                return
         if signal.id == STOPPING:  # an engine that its server ends leaves the server without an engine
             since_s = self._clock(record) - STOPPED_S
             self._signals = [s for s in self._signals if s.id != "engine_dead" or s.at_s < since_s]
@@ -272,6 +303,13 @@ class _Places:
         return self._text.find(pasted.squeeze(signal.quote)[:PLACE_CHARS])
 
 
+def _completed(told: Signal, whole: Signal) -> Signal:
+    """Return a signal with the numbers that a line break had cut off."""
+    if told.id != whole.id or told.quantities or not whole.quantities:
+        return told
+    return replace(told, quantities=whole.quantities, quote=whole.quote)
+
+
 def _is_part(unexplained: Signal, signal: Signal) -> bool:
     """Return whether an exception that nobody knew is the beginning of a message that was wrapped."""
     if unexplained.id != UNEXPLAINED:
@@ -282,7 +320,7 @@ def _is_part(unexplained: Signal, signal: Signal) -> bool:
 def _unexplained_error(record: Record, words: str) -> Signal:
     """Return an error that no signature knows: it keeps a judgement from saying that nothing is wrong."""
     return Signal(
-        id="unexplained_error",
+        id=UNEXPLAINED_ID,
         cause=UNKNOWN,
         proof=Proof.CASCADE,
         node=record.node,

@@ -56,6 +56,7 @@ _FAILED = re.compile(
     r"^(?:[^\n]{0,80}[\s:\]|>])?(?:(?:FATAL|CRITICAL|ERROR|PANIC|ERR)\b|(?:[Ff]atal|[Ee]rror|panic|ERROR):\s+\S"
     r"|fatal error: |Traceback \(most recent call last\)|terminate called after|Aborted\b|Killed\b"
     r"|[Ss]egmentation fault|core dumped)"
+    r"|\bError response from daemon: |(?:^|[\s.])[A-Z]\w+(?:Error|Exception)\b(?=[:( ]|$)"
     r"|: (?:command not found|No such file or directory|[Pp]ermission denied|[Cc]onnection refused)\b"
     r"|\b(?:Failed|failed|Cannot|Could not|Unable|unable) to (?!automatically)\w+",
     re.MULTILINE,
@@ -71,9 +72,17 @@ def is_slip(raised: str) -> bool:
     return _SLIPS.match(raised.partition(":")[0].rpartition(".")[2]) is not None
 
 
+# The same in any program's words; not where it only informs.
+_FAILED_SOMEHOW = re.compile(
+    r"^(?![^\n]*\bINFO\b)[^\n]*\b(?i:failed|failure|fatal|error|out of resource|stopped: subcommand|timed out"
+    r"|refused|denied|no matching manifest)\b(?![=:] ?(?:0|false|none)\b)",
+    re.MULTILINE,
+)
+
+
 def failed_in(text: str) -> str | None:
     """Return the line of *text* that tells of a failure in whatever words, None where none does."""
-    found = _FAILED.search(text)
+    found = _FAILED.search(text) or _FAILED_SOMEHOW.search(text)
     if found is None:
         return None
     start = text.rfind("\n", 0, found.end()) + 1

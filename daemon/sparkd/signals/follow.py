@@ -42,7 +42,14 @@ _ORDER = tuple(Phase)
 # Frames tell for so many records; later ones belong to something else.
 _FRAMES_LAST = 400
 _IDLE = "Running: 0 reqs"
-_SERVED = ('"POST /v1/', "Received request ", "Added request ", "Decode batch", "Prefill batch")
+_SERVED = (
+    '"POST /v1/',
+    "Received request ",
+    "Added request ",
+    "Decode batch",
+    "Decode out of memory happened",
+    "Prefill batch",
+)
 
 
 @dataclass(slots=True)
@@ -55,6 +62,11 @@ class _Track:
     first: Phase | None = None
     frames: Phase | None = None
     frames_at: int = 0
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the source tells of a phase."""
+        return self.phase is not None
 
 
 @dataclass(slots=True)
@@ -111,9 +123,20 @@ class Follower:
 
     def phase(self) -> Phase | None:
         """Return the furthest phase that was reached before the first trouble."""
-        reached = [t.before if t.troubled else t.phase for t in self._tracks.values()]
+        reached = [self._reached(track) for track in self._tracks.values()]
         known = [phase for phase in reached if phase is not None]
         return max(known, key=_ORDER.index, default=None)
+
+    def _reached(self, track: _Track) -> Phase | None:
+        """Return a source's phase; a server that answers, even with an error, was up before the trouble."""
+        if not track.troubled:
+            return track.phase
+        was_up = track.before is None and track.phase is Phase.SERVING and not self.starts
+        return Phase.SERVING if was_up else track.before
+
+    def speakers(self) -> tuple[str, ...]:
+        """Return the sources that have spoken as an engine does: of a phase, or of work."""
+        return tuple(source for (_, source), track in self._tracks.items() if track.speaks)
 
     def frames(self, source: str, node: str) -> Phase | None:
         """Return the phase that the last frames of a source tell, where they stand near."""

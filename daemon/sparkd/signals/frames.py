@@ -6,10 +6,11 @@ import re
 
 from sparkd.words import Phase
 
-# A frame, the method of a collective call, and how the V0 engine names the method that failed.
+# A frame (as a notebook prints it, too), the method of a collective call, and how the V0 engine names the
+# method that failed.
 _NAMES = re.compile(
     r"(?:, in | line \d+ in |(?:executing|processing) method '?"
-    r"|(?:collective_rpc|_run_workers)\(\s*[\"'])(\w+)"
+    r"|(?:collective_rpc|_run_workers)\(\s*[\"']|\.py\]\(\S{0,200}\) in )(\w+)"
 )
 # Innermost first: what stands further up wins, since its callers stand below.
 _PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
@@ -114,6 +115,14 @@ _PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
                 "_driver_execute_model",
                 "run_busy_loop",
                 "engine_step",
+                "_handle_client_request",
+                "add_lora",
+                "exposed_step",
+                "forward_batch_generation",
+                "forward_thread_func",
+                "forward_thread_func_",
+                "listen_for_disconnect",
+                "run_asgi",
                 "output_handler",
                 "create_chat_completion",
                 "create_completion",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparkd.signals import hints, peers, precedence, sentence
+from sparkd.signals import consequences, foreigners, hints, peers, precedence, sentence, spread, survive
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
@@ -43,14 +43,19 @@ _MIGHT_BE = {
 }
 # Faults of a kernel, after which the device goes on.
 _PASSING_XIDS = frozenset({8, 13, 31, 32, 43, 45, 68, 69, 94})
-# Where modules are imported, and where no evidence tells of another place.
+# Where no evidence tells of another place, by cause or by signature.
 _USUAL = {
     "broken_install": Phase.RESOLVING_CONFIG,
     "missing_python_dependency": Phase.RESOLVING_CONFIG,
     "nccl_init_failure": Phase.INIT_DISTRIBUTED,
     "shm_too_small": Phase.INIT_DISTRIBUTED,
     "device_side_assert": Phase.SERVING,
+    "ib_verbs_failed": Phase.INIT_DISTRIBUTED,
+    "chat_template_missing": Phase.SERVING,
 }
+# The number of a collective operation tells how far the ranks have come: the first ones connect them, and a
+# start takes some hundreds.
+_FIRST_OPERATIONS, _MANY_OPERATIONS = 8, 1000
 _WOULD_DECIDE = "The kernel log of every node and the engine's log before the end would decide."
 # Phases in which an engine takes steps without a request of anybody.
 _STEPPING = frozenset(
@@ -72,32 +77,55 @@ def judge(evidence: Evidence) -> Diagnosis:
 def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     """Return the diagnosis, and of every signal why it won or lost, in the order of the evidence."""
     exits = tuple(end for end in evidence.exits if not end.ordered)
-    told = _promoted((*evidence.signals, *exit_signals(exits)), evidence)
-    aside = _set_aside(told, exits, evidence)
-    kept = [s for s in told if s not in aside]
+    raw = (*evidence.signals, *exit_signals(exits))
+    unheard = _unheard(raw, evidence)
+    told = _promoted(raw, unheard, evidence)
+    heard = [s for s in told if s not in unheard]
+    aside = unheard | _set_aside(heard, exits, evidence)
+    kept = [s for s in heard if s not in aside]
     loose = hints.hints_of(kept, exits)
     aside |= dict.fromkeys(loose, hints.WHY)
     signals = tuple(s for s in kept if s not in loose)
     survivors = peers.after_a_peers_end(signals, exits, recorded=evidence.recorded)
-    follow = (*precedence.consequences(signals, frozenset(end.node for end in exits)), *survivors)
+    follow = (*consequences.of_earlier(signals, frozenset(end.node for end in exits)), *survivors)
     aside |= dict.fromkeys(follow, "follows from what was said before it")
     open_signals = [s for s in signals if s not in follow]
     if not open_signals and (not signals or (survivors and exits)):
         return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
     open_signals = open_signals or list(signals)
     best = _root(open_signals)
-    root = _relayed(best, open_signals)
+    root = _unless_unheard(_relayed(best, open_signals), evidence)
     return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
 
-def _promoted(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
-    """Return the signals with the proof that they have in this evidence."""
-    told = [replace(s, proof=Proof.SUGGESTS) if s.id in _SUSPICIONS else s for s in signals]
+def _unheard(raw: Sequence[Signal], evidence: Evidence) -> dict[Signal, str]:
+    """Return the signals that are not about this engine's end, each with the reason."""
+    foreign = [s for s in raw if s.source in evidence.foreign and s.cause in foreigners.CAUSES]
+    ours = [s for s in raw if s not in foreign]
+    lived = survive.acquitted(ours, evidence)
+    return {**dict.fromkeys(foreign, foreigners.WHY), **dict.fromkeys(lived, survive.WHY)}
+
+
+def _promoted(raw: Sequence[Signal], unheard: Mapping[Signal, str], evidence: Evidence) -> tuple[Signal, ...]:
+    """Return the signals with the cause and the proof that they have in this evidence."""
+    heard = [s for s in raw if s not in unheard]
+    proven = precedence.corroborate([s for s in heard if s.proof is not Proof.NOISE])
+    outgrown = survive.outgrown(heard, evidence)
+    return tuple(s if s in unheard else _weighted(s, proven, outgrown, evidence) for s in raw)
+
+
+def _weighted(
+    signal: Signal, proven: frozenset[tuple[str, str]], outgrown: Sequence[Signal], evidence: Evidence
+) -> Signal:
+    if signal in outgrown:
+        return replace(signal, cause=UNKNOWN, proof=Proof.CASCADE)
+    if signal.id in _SUSPICIONS:
+        signal = replace(signal, proof=Proof.SUGGESTS)
     if not evidence.recorded:
-        told = [replace(s, cause=precedence.OF_ANYBODY.get(s.id, s.cause)) for s in told]
-    proven = precedence.corroborate([s for s in told if s.proof is not Proof.NOISE])
-    kept = [replace(s, proof=Proof.PROVES) if (s.cause, s.node) in proven else s for s in told]
-    return tuple(_busy(s, evidence.phase) for s in kept)
+        signal = replace(signal, cause=precedence.OF_ANYBODY.get(signal.id, signal.cause))
+    if (signal.cause, signal.node) in proven:
+        signal = replace(signal, proof=Proof.PROVES)
+    return _busy(signal, evidence.phase)
 
 
 def _busy(signal: Signal, phase: Phase | None) -> Signal:
@@ -113,7 +141,7 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     first_s = min((at_s for at_s in (failed, ended) if at_s is not None), default=None)
     # What was killed says nothing more itself: what is still said of its end was ended by our fence.
     by_unit = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits if not was_killed(end))
-    ours = precedence.after_our_fence(told, evidence.fence_at_s, by_unit)
+    ours = consequences.after_our_fence(told, evidence.fence_at_s, by_unit)
     aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
     decided = first_s is not None and _is_decided([s for s in told if s not in ours], exits, first_s)
     for signal in told:
@@ -125,7 +153,7 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
 
 def _is_decided(told: Sequence[Signal], exits: Sequence[UnitExit], first_s: float) -> bool:
     heard = [s for s in told if s.proof is not Proof.NOISE and s.cause != NONE]
-    follow = precedence.consequences(heard, frozenset(end.node for end in exits))
+    follow = consequences.of_earlier(heard, frozenset(end.node for end in exits))
     return precedence.is_decided([s for s in heard if s not in follow], first_s)
 
 
@@ -195,6 +223,13 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
     return replace(root, quantities=tuple(merged), phase=phase)
 
 
+def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:
+    """Return a time-out as what it is where nothing tells a node that hangs from one that is lost."""
+    if evidence.unheard and root.cause == "engine_hang" and root.proof is Proof.SUGGESTS:
+        return replace(root, cause=UNKNOWN)
+    return root
+
+
 def _node(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> str | None:
     """Return the guilty node; where the root does not name it, others who tell of the same end may."""
     if root.node:
@@ -233,14 +268,16 @@ def _diagnose(
         quantities=_with_kv_cache(root.quantities, evidence.kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
-        candidates=_candidates(root, loose),
+        candidates=_candidates(root, loose, evidence),
         advice=info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
     )
 
 
-def _candidates(root: Signal, loose: Sequence[Signal]) -> tuple[str, ...]:
+def _candidates(root: Signal, loose: Sequence[Signal], evidence: Evidence) -> tuple[str, ...]:
     if _confidence(root) >= _PROVEN:
         return ()
+    if evidence.unheard and root.cause == UNKNOWN:
+        return spread.MIGHT_BE
     might = _might_be(root.cause, loose)
     if root.cause == UNKNOWN and is_slip(root.quote):
         return ("engine_internal_error", *(cause for cause in might if cause != "clean_shutdown"))
@@ -257,7 +294,16 @@ def _phase(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Phase
     if root.phase is not None and not (root.phase is Phase.SERVING and evidence.phase in _STEPPING):
         return root.phase
     others = (s.phase for s in signals if s.phase is not None and s.fatal)
-    return evidence.phase or root.phase or next(others, None) or _USUAL.get(root.cause)
+    return evidence.phase or root.phase or next(others, None) or _usual_phase(root)
+
+
+def _usual_phase(root: Signal) -> Phase | None:
+    operation = root.quantity("sequence_count")
+    if operation is not None and operation <= _FIRST_OPERATIONS:
+        return Phase.INIT_DISTRIBUTED
+    if operation is not None and operation >= _MANY_OPERATIONS:
+        return Phase.SERVING
+    return _USUAL.get(root.id) or _USUAL.get(root.cause)
 
 
 def _with_kv_cache(quantities: tuple[Quantity, ...], kv_cache_bytes: int | None) -> tuple[Quantity, ...]:

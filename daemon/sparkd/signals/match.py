@@ -16,6 +16,8 @@ from sparkd.words import Phase
 
 QUOTE_CHARS = 400
 _TAIL_CHARS = 180
+_WARNING = "WARNING"
+_RAYS = ("ray_", "worker_process_died", "clean_shutdown", "killed_unspecified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,25 @@ def recognise(record: Record, catalogue: Catalogue, places: Places = NO_PLACES) 
         if match is None:
             continue
         if signature.proof is not Proof.NOISE:
-            found[signature.cause] = _signal(signature, match, record, places)
+            signal = _signal(signature, match, record, places)
+            found[signature.cause] = _warned(signal) if record.level == _WARNING else signal
             continue
         noise = noise or (_signal(signature, match, record, places),)
         record = _without(record, match)
         if not record.text:
             return noise
     return tuple(found.values()) or noise
+
+
+def _warned(signal: Signal) -> Signal:
+    """Return a failure that its program itself only warns of: it goes on, and may fail of it later.
+
+    Ray warns of what ends others.
+    """
+    if not signal.fatal or signal.cause.startswith(_RAYS):
+        return signal
+    proof = Proof.SUGGESTS if signal.proof is Proof.PROVES else signal.proof
+    return replace(signal, proof=proof, fatal=False)
 
 
 def _without(record: Record, match: re.Match[str]) -> Record:

@@ -118,6 +118,15 @@ class UnitExit:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """The engine was seen at work: on which node, by which source, until when."""
+
+    node: str
+    source: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemorySample:
     """One reading of a node's memory, in bytes; pressure is PSI `some avg10` in percent, None = unknown."""
 
@@ -140,6 +149,9 @@ class Evidence:
         fence_at_s: since when sparkd itself was ending the generation; None = it was not.
         recorded: the evidence was read from files: times are as printed, so how long before the end something
             proven was said is no argument.
+        works, starts: when the engine was seen at work, and when it began anew.
+        foreign: sources that are known to be other programs.
+        unheard: the engine is spread over nodes, and of the others nothing was heard after it stood still.
     """
 
     signals: tuple[Signal, ...] = ()
@@ -150,6 +162,10 @@ class Evidence:
     kv_cache_bytes: int | None = None
     fence_at_s: float | None = None
     recorded: bool = False
+    works: tuple[Work, ...] = ()
+    starts: tuple[float, ...] = ()
+    foreign: tuple[str, ...] = ()
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ CHARS_MAX = 1 << 16
 # A message is wrapped into so many lines at most; windows overlap by half.
 WINDOW = 8
 _LITERAL_MIN = 6
+# So few characters may stand anywhere where the blanks are gone.
+SHORT = 12
 _NO_PREFIX = prefix.Prefix("")
 QUOTING = ("Received request ", "Generated response ")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -54,16 +56,28 @@ def signals_of(whole: Record, catalogue: Catalogue, places: Places = NO_PLACES) 
     for record in records(whole, catalogue):
         tight = replace(record, text=squeeze(record.text), level=record.level or "-")
         for signal in recognise(tight, squeezed, places):
-            if signal.id not in seen:
+            if signal.id in seen:
+                continue
+            pattern = next(s.pattern for s in squeezed.signatures if s.id == signal.id)
+            span = _span(pattern, record.text)
+            if span is not None:
                 seen.add(signal.id)
-                pattern = next(s.pattern for s in squeezed.signatures if s.id == signal.id)
-                yield replace(signal, quote=_quote(pattern, record.text))
+                yield replace(signal, quote=_quote(span, record.text))
 
 
-def _quote(pattern: re.Pattern[str], text: str) -> str:
-    """Return the lines of *text* in which *pattern* stands when the blanks are gone."""
-    found = pattern.search(squeeze(text))
-    start, end = found.span() if found else (0, len(text))
+def _span(pattern: re.Pattern[str], text: str) -> tuple[int, int] | None:
+    """Return where *pattern* stands in *text* without its blanks; a short one not in the middle of a word."""
+    places = [place for place, char in enumerate(text) if not _DROPPED.match(char)]
+    for found in pattern.finditer(squeeze(text)):
+        start = places[found.start()] if found.start() < len(places) else 0
+        if len(found[0]) > SHORT or start == 0 or not (text[start - 1].isalnum() and text[start].isalnum()):
+            return found.span()
+    return None
+
+
+def _quote(span: tuple[int, int], text: str) -> str:
+    """Return the lines of *text* in which a span of it without blanks stands."""
+    start, end = span
     lines, place = [], 0
     for line in text.split("\n"):
         before, place = place, place + len(squeeze(line))

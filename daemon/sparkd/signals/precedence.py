@@ -28,6 +28,9 @@ SUSPICION_S = 1.0
 # takes longer (5 to 8 s measured on GPUs, 4 s on CPUs).
 REMOTE_S = 3.0
 
+UNEXPLAINED_ID = "unexplained_error"
+"""An error that no signature knows, after the last work of the engine."""
+
 ORDER: tuple[tuple[str, ...], ...] = (
     ("clean_shutdown",),
     (
@@ -134,50 +137,34 @@ _SPEAKS_ALONE = frozenset(
 )
 # What names a cause in a log that somebody gives, though nothing in it shows an end: a piece of a kernel log
 # is about a kill, and a warning that a start never got beyond is about its reason.
-_SPEAKS_WHEN_READ = frozenset({"kernel_oom", "cgroup_oom", "gpu_xid", "ib_roce_error", "nccl_init_failure"})
+_SPEAKS_WHEN_READ = frozenset(
+    {
+        "cgroup_oom",
+        "gpu_xid",
+        "ib_roce_error",
+        "kernel_oom",
+        "nccl_init_failure",
+        "ray_gcs_unreachable",
+        "ray_oom_kill",
+    }
+)
 _SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
 # Of any process: of a log that somebody gives it is the subject; of a live node it tells only as much.
 OF_ANYBODY = {"kernel_oom_other": "host_memory_pressure", "cgroup_oom_other": NONE, "gpu_xid_other": NONE}
-# What is said only where nothing else is: an error that nobody knows, requests that failed.
-_LEAST = frozenset({"unexplained_error", "requests_failed"})
+# What is said only where nothing else is: an error that nobody knows, requests that failed, a bad exit code.
+_LEAST = frozenset({UNEXPLAINED_ID, "requests_failed", "something_gave_up"})
 # Two different suggestions of one node make a proof of these.
 _CORROBORATED = frozenset({"uma_host_exhaustion"})
-# What ends or is ended after a hang was seen is its consequence, or that of the fence that answered it.
-_AFTER_A_HANG = frozenset(
-    {"worker_process_died", "clean_shutdown", "ray_node_died", "ray_gcs_unreachable", "killed_unspecified"}
-)
 HANGS = frozenset({"engine_hang", "nccl_timeout"})
-# An exception of the engine's own; what ends after it was ended by its shutdown.
-_OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
-_ANY_ERRORS = frozenset({*_OWN_ERRORS, "unexplained_exception"})
-# A crash that a process's own end may be: of an exception, while the interpreter is torn down.
-_CRASHES = frozenset({"process_crashed", "crash_reported"})
 # What runs out of time after a death was waiting for the dead.
 WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
-_REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
 
 
-# What processes say when they are ended: after our own fence it says that our fence worked.
-_SAID_WHEN_ENDED = frozenset(
-    {
-        "c10d_connect_timeout",
-        "clean_shutdown",
-        "engine_dead_unspecified",
-        "engine_hang",
-        "killed_unspecified",
-        "nccl_remote_error",
-        "nccl_timeout",
-        "peer_lost",
-        "ray_gcs_unreachable",
-        "ray_node_died",
-        "worker_process_died",
-    }
-)
 BURST_ID = "uma_driver_burst"
 """A driver that ran out of memory again and again: more than one line of it, and no second witness."""
 FAILING_ID = "requests_failed"
 """Requests that the server answers with an error: a server that ends after them was not asked to."""
-_REPORTED_STOPS = frozenset({"stop_reported", "interrupted"})
+REPORTED_STOPS = frozenset({"stop_reported", "interrupted"})
 OWN_SOURCE = "sparkd"
 """Source of what sparkd itself observed: it looked before it ended anything."""
 
@@ -229,7 +216,7 @@ def _failed_before_a_stop(evidence: Evidence) -> bool:
     """Return whether request after request failed, and then the server ended without a word of who asked."""
     failed = [s.at_s for s in evidence.signals if s.id == FAILING_ID]
     return len(failed) > 1 and any(
-        s.id in _REPORTED_STOPS and failed[0] < s.at_s < failed[0] + NEAR_S for s in evidence.signals
+        s.id in REPORTED_STOPS and failed[0] < s.at_s < failed[0] + NEAR_S for s in evidence.signals
     )
 
 
@@ -271,6 +258,11 @@ def corroborate(signals: Sequence[Signal]) -> frozenset[tuple[str, str]]:
     return frozenset(pair for pair, names in ids.items() if len(names) > 1)
 
 
+def hung_since(hang: Signal) -> float:
+    """Return since when what ends is a hang's consequence."""
+    return hang.at_s + (0.0 if hang.proof is Proof.PROVES else SUSPICION_S)
+
+
 def is_decided(signals: Sequence[Signal], failed_at_s: float) -> bool:
     """Return whether something proven that is near explains a failure, and no hang came before it."""
     hung_s = min((hung_since(s) for s in signals if s.fatal and s.cause in HANGS), default=float("inf"))
@@ -297,84 +289,3 @@ def is_stale(signal: Signal, failed_at_s: float, *, decided: bool) -> bool:
     else:
         limit_s = REPEATED_S
     return failed_at_s - signal.at_s > limit_s
-
-
-def consequences(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Signal, ...]:
-    """Return the signals that follow from an earlier one, whatever their own proof is.
-
-    *ended* are the nodes on which a unit ended without being ordered to: there alone a stop that is as early
-    as the first trouble may be its reason; elsewhere it answers our own fence.
-    """
-    first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
-    own_error_s = _own_error(signals)
-    died_s = min((s.at_s for s in signals if _is_death(s)), default=float("inf"))
-    any_error_s = min((s.at_s for s in signals if s.id in _ANY_ERRORS), default=float("inf"))
-    failing_s = min((s.at_s for s in signals if s.id == FAILING_ID), default=float("inf"))
-    return tuple(
-        s
-        for s in signals
-        if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
-        or (s.at_s > any_error_s and (s.cause == "killed_unspecified" or s.id in _CRASHES))
-        or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
-        or (s.id in _REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
-        or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
-    )
-
-
-def after_our_fence(
-    signals: Sequence[Signal], fence_at_s: float | None, ended: frozenset[tuple[str, bool]]
-) -> tuple[Signal, ...]:
-    """Return the signals that units which we were ending wrote about their end.
-
-    *ended* has (node, whether it is the serve unit) of units that ended by themselves: what they wrote is
-    evidence, however late it is read and whomever it concerns.
-    """
-    if fence_at_s is None:
-        return ()
-    return tuple(
-        s
-        for s in signals
-        if s.at_s > fence_at_s
-        and s.cause in _SAID_WHEN_ENDED
-        and s.source != OWN_SOURCE
-        and (s.writer, s.source.startswith("serve")) not in ended
-    )
-
-
-def hung_since(hang: Signal) -> float:
-    """Return since when what ends is a hang's consequence."""
-    return hang.at_s + (0.0 if hang.proof is Proof.PROVES else SUSPICION_S)
-
-
-def _is_death(signal: Signal) -> bool:
-    return signal.cause == "worker_process_died" and signal.proof is Proof.PROVES
-
-
-def _after_a_hang(signal: Signal, first: Signal) -> bool:
-    if first.cause not in HANGS or signal.cause not in _AFTER_A_HANG:
-        return False
-    return signal.at_s >= hung_since(first)
-
-
-def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool:
-    if signal.cause != "clean_shutdown" or signal.at_s < first.at_s:
-        return False
-    if signal.at_s == first.at_s:  # one record says both: a stop that is only reported follows
-        return signal.id in _REPORTED_STOPS and signal != first
-    return signal.node not in ended or signal.at_s > first.at_s + TIE_S
-
-
-def _own_error(signals: Sequence[Signal]) -> float:
-    """Return since when the engine was ending of an exception of its own.
-
-    An exception that tells of the other side gives a death of that side `REMOTE_S` to be read.
-    """
-    remote = [s.at_s for s in signals if s.cause in _REMOTE]
-    return min(
-        (
-            s.at_s + (REMOTE_S if any(abs(at_s - s.at_s) <= TIE_S for at_s in remote) else 0.0)
-            for s in signals
-            if s.id in _OWN_ERRORS
-        ),
-        default=float("inf"),
-    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from sparkd.signals.causes import UNKNOWN, cause_info
-from sparkd.signals.model import Signal
+from sparkd.signals.model import Proof, Signal
 from sparkd.words import GIB, Phase
 
 _DURING: Mapping[Phase, str] = MappingProxyType(
@@ -113,7 +113,9 @@ def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
 
 def _subject(root: Signal) -> str:
     title = cause_info(root.cause).title
-    if root.cause == UNKNOWN:
+    if root.cause == UNKNOWN and root.proof is Proof.SUGGESTS:
+        title = "a step did not end, and nothing tells a node that hangs from one that is lost"
+    elif root.cause == UNKNOWN:
         ended = root.id != "unexplained_error"
         title = f"an error {'ended the engine' if ended else 'is in view'}, and no evidence says why"
     if root.rank is None:

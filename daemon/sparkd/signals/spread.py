@@ -1,19 +1,23 @@
 """An engine on several nodes, in logs: its head waits for a dead node as it waits for one that hangs.
 
 Where the engine is spread over nodes, a step that ran out of time does not prove a hang: a node that lost its
-power says nothing. Where a log of another node shows that it was killed before, that node is the lost one.
+power says nothing. Where a log of another node shows that it was killed before, or that it booted, that node
+is the lost one. Ray tells of nodes that it loses; without Ray, and without a word of another node after the
+time-out, nothing decides between the two.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparkd.signals.model import Proof, Signal
 from sparkd.signals.precedence import SUSPICION_S
 
 MARK = " distributed_init_method=tcp://"
+MIGHT_BE = ("engine_hang", "peer_lost", "worker_process_died")
+"""What a time-out of a spread engine may be."""
 _TIMEOUTS = frozenset({"engine_rpc_timeout", "engine_rpc_timeout_other"})
 _SPREAD = re.compile(
     r"world_size=(?!1\b)\d{1,6} [^\n]{0,80}distributed_init_method=tcp://(?!127\.|localhost)"
@@ -25,12 +29,26 @@ def is_spread(text: str) -> bool:
     return MARK in text and _SPREAD.search(text) is not None
 
 
+def timeouts(signals: Sequence[Signal]) -> list[Signal]:
+    """Return the steps that ran out of time."""
+    return [s for s in signals if s.id in _TIMEOUTS]
+
+
 def weighed(signals: Sequence[Signal]) -> list[Signal]:
     """Return the *signals* of a spread engine with what a time-out is worth there."""
-    first = next((s for s in signals if s.id in _TIMEOUTS), None)
+    first = next(iter(timeouts(signals)), None)
     if first is None:
         return list(signals)
     return [_weighed(s, first) for s in signals]
+
+
+def is_silent(signals: Sequence[Signal], last_s: Mapping[tuple[str, str], float]) -> bool:
+    """Return whether no other log speaks after a step ran out of time; *last_s*: each log's last time."""
+    first = next(iter(timeouts(signals)), None)
+    if first is None:
+        return False
+    here = (first.writer, first.source)
+    return not any(at_s > first.at_s - SUSPICION_S for place, at_s in last_s.items() if place != here)
 
 
 def _weighed(signal: Signal, timeout: Signal) -> Signal:

@@ -1,11 +1,14 @@
 """What an engine lived through: work that is seen later acquits what was said before it.
 
-It is asked of logs only (a live engine is judged when it ends). An engine works when its server comes up,
-when it answers a request, or when it counts tokens; then nothing that was said before has ended it, whatever
-the words. Not acquitted are what ended an earlier start, requests to stop, and states that last.
+An engine works when its server comes up, when it answers a request, or when it counts tokens; then nothing
+that was said before has ended it, whatever the words. Not acquitted are what ended an earlier start, requests
+to stop, and states that last.
 
 A rate tells of the seconds before it, and a streamed answer begins before the engine has done anything: where
 something ends the engine soon after, that work is no proof.
+
+An engine that serves has its start behind it. What can only go wrong in a start (an option, a module, a port)
+ends it no more: it is another program's, or a request's, unless the engine then ends.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparkd.signals.causes import UNKNOWN
-from sparkd.signals.model import Record, Signal
-from sparkd.signals.precedence import HANGS, NEAR_S, WAITS
+from sparkd.signals.model import Evidence, Record, Signal, Work
+from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, UNEXPLAINED_ID, WAITS
+from sparkd.words import Phase
 
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
 RATE_S = 10.0
@@ -37,7 +41,37 @@ _DECLARED = frozenset(
         "worker_exception",
     }
 )
+# What a start checks, and what a serving engine meets again only in a request, where it goes on.
+_CHECKED_AT_START = frozenset(
+    {
+        "kv_cache_too_small",
+        "memory_profiling_error",
+        "port_in_use",
+        "ray_auth_refused",
+        "ray_insufficient_resources",
+        "ray_version_mismatch",
+        "startup_free_memory_too_low",
+    }
+)
+_MET_LATER = frozenset(
+    {
+        "compile_toolchain_missing",
+        "cuda_arch_unsupported",
+        "disk_full",
+        "os_resource_limit",
+        "permission_denied",
+        "tokenizer_or_template_error",
+    }
+)
+# Its server says that it is up before it takes its port.
+_OF_A_START = (INSTALLED | _CHECKED_AT_START) - _MET_LATER - {"port_in_use"}
 _WORKS_MAX = 4096
+WHY = "the engine worked on after it"
+
+
+def ends_at_once(signal: Signal, phase: Phase) -> bool:
+    """Return whether a fatal *signal* ends an engine in *phase* by itself; else its end is waited for."""
+    return phase is not Phase.SERVING or signal.cause not in INSTALLED | _CHECKED_AT_START
 
 
 @dataclass(slots=True)
@@ -64,38 +98,90 @@ class Survival:
             works.pop()
         works.append(at_s)
 
-    def open(self, signals: Iterable[Signal], *, troubled: bool) -> tuple[Signal, ...]:
-        """Return *signals* without those that the engine lived through.
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """When it was seen at work."""
+        return tuple(
+            Work(node, source, at_s) for (node, source), times in self._works.items() for at_s in times
+        )
 
-        *troubled* tells of an error after its last work: what is not fatal, and what is first felt when it is
-        used, may be the reason.
-        """
-        told = tuple(signals)
-        if not self._works:
-            return told
-        ends = [s for s in told if s.fatal and s.cause not in _NO_END]
-        felt_later = {s for s in told if troubled and (not s.fatal or s.cause in _FELT_LATER)}
-        return tuple(s for s in told if s in felt_later or not self._survived(s, ends))
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """When it began anew."""
+        return tuple(self._starts)
 
-    def _survived(self, signal: Signal, ends: Sequence[Signal]) -> bool:
+
+def acquitted(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
+    """Return those of *signals* that the engine lived through.
+
+    After an error that nobody knows, what is not fatal, and what is first felt when it is used, may be the
+    reason of that.
+    """
+    if not evidence.works:
+        return ()
+    trial = _Trial(signals, evidence)
+    troubled = any(s.id == UNEXPLAINED_ID for s in signals)
+    return tuple(
+        s
+        for s in signals
+        if not (troubled and (not s.fatal or s.cause in _FELT_LATER)) and trial.has_survived(s)
+    )
+
+
+def outgrown(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
+    """Return what only a start can end of, where the engine of the same log served and shows no end.
+
+    An engine that begins anew had ended.
+    """
+    suspects = [s for s in signals if s.fatal and s.cause in _OF_A_START]
+    if not (suspects and evidence.works and evidence.recorded):
+        return ()
+    ends = [s.at_s for s in signals if s.fatal and s.cause not in _OF_A_START | {UNKNOWN}]
+    trial = _Trial(signals, evidence)
+    return tuple(
+        s for s in suspects if trial.has_served(s) and not any(at_s > s.at_s - NEAR_S for at_s in ends)
+    )
+
+
+class _Trial:
+    """The works and ends of one judgement."""
+
+    def __init__(self, signals: Iterable[Signal], evidence: Evidence) -> None:
+        self._works: dict[tuple[str, str], list[float]] = {}
+        for work in evidence.works:
+            self._works.setdefault((work.node, work.source), []).append(work.at_s)
+        self._starts = evidence.starts
+        self._ends = [(end.at_s, True) for end in evidence.exits if not end.ordered]
+        self._ends += [(s.at_s, _is_declared(s)) for s in signals if s.fatal and s.cause not in _NO_END]
+
+    def has_survived(self, signal: Signal) -> bool:
+        """Return whether work after *signal* shows that it ended nothing."""
         if signal.cause in _LASTS or signal.id in _LASTING_IDS:
             return False
         again = min((at_s for at_s in self._starts if at_s > signal.at_s), default=float("inf"))
-        near = [end for end in ends if signal.at_s <= end.at_s < again]
+        ends = [end for end in self._ends if signal.at_s <= end[0] < again]
         for place, works in self._works.items():
             after_s = signal.at_s + (0.0 if place == (signal.writer, signal.source) else RATE_S)
             seen = [at_s for at_s in works if after_s < at_s < again]
-            if seen and _is_proof(signal, seen, near):
+            if seen and _is_proof(signal, seen, ends):
                 return True
         return False
 
+    def has_served(self, signal: Signal) -> bool:
+        """Return whether the writer of *signal* was at work before, and nothing began anew since."""
+        if any(at_s > signal.at_s for at_s in self._starts):
+            return False
+        since = max(self._starts, default=float("-inf"))
+        works = self._works.get((signal.writer, signal.source), ())
+        return any(since <= at_s < signal.at_s for at_s in works)
 
-def _is_proof(signal: Signal, seen: Sequence[float], ends: Sequence[Signal]) -> bool:
+
+def _is_proof(signal: Signal, seen: Sequence[float], ends: Sequence[tuple[float, bool]]) -> bool:
     """Return whether work at the times *seen* shows that *signal* ended nothing.
 
     Where the engine ended after it, only a fatal one is refuted, by work of more than a minute.
     """
-    ended_s = min((end.at_s for end in ends if _is_declared(end) or end.at_s > seen[-1]), default=None)
+    ended_s = min((at_s for at_s, declared in ends if declared or at_s > seen[-1]), default=None)
     if ended_s is None:
         return True
     before = [at_s for at_s in seen if at_s < ended_s]

@@ -1,0 +1,138 @@
+"""Which signals only follow from others: of a hang, of the engine's own exception, of a fence of ours.
+
+What a survivor prints after another node's end is told in `peers`; here is what follows on a node itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkd.signals.model import Proof, Signal
+from sparkd.signals.precedence import (
+    FAILING_ID,
+    HANGS,
+    NEAR_S,
+    OWN_SOURCE,
+    REMOTE_S,
+    REPORTED_STOPS,
+    SUSPICION_S,
+    TIE_S,
+    WAITED_FOR_A_DEAD,
+    hung_since,
+)
+
+# What ends or is ended after a hang was seen is its consequence, or that of the fence that answered it.
+_AFTER_A_HANG = frozenset(
+    {"worker_process_died", "clean_shutdown", "ray_node_died", "ray_gcs_unreachable", "killed_unspecified"}
+)
+# An exception of the engine's own; what ends after it was ended by its shutdown.
+_OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
+# An error of the device ends the process that it is said in.
+_DEVICE_ERRORS = frozenset({"cuda_error_untold"})
+_ANY_ERRORS = frozenset({*_OWN_ERRORS, "unexplained_exception"})
+# A crash that a process's own end may be: of an exception, while the interpreter is torn down.
+_CRASHES = frozenset({"process_crashed", "crash_reported"})
+_REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
+# What processes say when they are ended: after our own fence it says that our fence worked.
+_SAID_WHEN_ENDED = frozenset(
+    {
+        "c10d_connect_timeout",
+        "clean_shutdown",
+        "engine_dead_unspecified",
+        "engine_hang",
+        "killed_unspecified",
+        "nccl_remote_error",
+        "nccl_timeout",
+        "peer_lost",
+        "ray_gcs_unreachable",
+        "ray_node_died",
+        "worker_process_died",
+    }
+)
+
+
+def of_earlier(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Signal, ...]:
+    """Return the signals that follow from an earlier one, whatever their own proof is.
+
+    *ended* are the nodes on which a unit ended without being ordered to: there alone a stop that is as early
+    as the first trouble may be its reason; elsewhere it answers our own fence.
+    """
+    first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
+    own_error_s = _own_error(signals)
+    died_s = min((s.at_s for s in signals if _is_death(s)), default=float("inf"))
+    any_error_s = min((s.at_s for s in signals if s.id in _ANY_ERRORS), default=float("inf"))
+    failing_s = min((s.at_s for s in signals if s.id == FAILING_ID), default=float("inf"))
+    return tuple(
+        s
+        for s in signals
+        if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
+        or (s.cause == "worker_process_died" and _after_a_device_error(s, signals))
+        or (s.at_s > any_error_s and (s.cause == "killed_unspecified" or s.id in _CRASHES))
+        or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
+        or (s.id in REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
+        or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
+    )
+
+
+def after_our_fence(
+    signals: Sequence[Signal], fence_at_s: float | None, ended: frozenset[tuple[str, bool]]
+) -> tuple[Signal, ...]:
+    """Return the signals that units which we were ending wrote about their end.
+
+    *ended* has (node, whether it is the serve unit) of units that ended by themselves: what they wrote is
+    evidence, however late it is read and whomever it concerns.
+    """
+    if fence_at_s is None:
+        return ()
+    return tuple(
+        s
+        for s in signals
+        if s.at_s > fence_at_s
+        and s.cause in _SAID_WHEN_ENDED
+        and s.source != OWN_SOURCE
+        and (s.writer, s.source.startswith("serve")) not in ended
+    )
+
+
+def _after_a_device_error(death: Signal, signals: Sequence[Signal]) -> bool:
+    """Return whether the source of *death* told of an error of the device before."""
+    return any(
+        s.id in _DEVICE_ERRORS
+        and (s.writer, s.source) == (death.writer, death.source)
+        and 0.0 < death.at_s - s.at_s < NEAR_S
+        for s in signals
+    )
+
+
+def _is_death(signal: Signal) -> bool:
+    return signal.cause == "worker_process_died" and signal.proof is Proof.PROVES
+
+
+def _after_a_hang(signal: Signal, first: Signal) -> bool:
+    if first.cause not in HANGS or signal.cause not in _AFTER_A_HANG:
+        return False
+    return signal.at_s >= hung_since(first)
+
+
+def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool:
+    if signal.cause != "clean_shutdown" or signal.at_s < first.at_s:
+        return False
+    if signal.at_s == first.at_s:  # one record says both: a stop that is only reported follows
+        return signal.id in REPORTED_STOPS and signal != first
+    return signal.node not in ended or signal.at_s > first.at_s + TIE_S
+
+
+def _own_error(signals: Sequence[Signal]) -> float:
+    """Return since when the engine was ending of an exception of its own.
+
+    An exception that tells of the other side gives a death of that side `REMOTE_S` to be read.
+    """
+    remote = [s.at_s for s in signals if s.cause in _REMOTE]
+    return min(
+        (
+            s.at_s + (REMOTE_S if any(abs(at_s - s.at_s) <= TIE_S for at_s in remote) else 0.0)
+            for s in signals
+            if s.id in _OWN_ERRORS
+        ),
+        default=float("inf"),
+    )

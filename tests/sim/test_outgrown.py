@@ -1,0 +1,54 @@
+"""A serving engine is not ended by a line that only a start can end of; what ends it later is the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.world import World, serving
+from sparkd.core.records import Remedied
+from sparkd.words import Phase, UnitName
+
+OF_A_START = ["missing_python_dependency", "bad_cli_argument", "port_in_use", "weights_missing_or_corrupt"]
+
+
+def causes(world: World) -> list[str]:
+    return [record.diagnosis.cause for record in world.head.records if isinstance(record, Remedied)]
+
+
+def started() -> World:
+    world = World()
+    world.run_until(serving(world))
+    return world
+
+
+@pytest.mark.parametrize("cause", OF_A_START)
+def test_a_request_that_fails_or_another_program_does_not_end_it(cause: str) -> None:
+    world = started()
+    world.signal("spark-a", cause)
+    world.run_for(30)
+    assert (world.phase, causes(world)) == (Phase.SERVING, [])
+
+
+def test_what_it_lived_through_does_not_explain_its_end() -> None:
+    world = started()
+    world.signal("spark-a", "port_in_use")
+    world.run_for(600)
+    assert world.phase is Phase.SERVING
+    world.kill("spark-a", UnitName.SERVE)
+    world.run_for(30)
+    assert causes(world)[0] == "killed_unspecified"
+
+
+def test_where_the_engine_then_ends_it_is_the_cause() -> None:
+    world = started()
+    world.signal("spark-a", "weights_missing_or_corrupt")
+    world.kill("spark-a", UnitName.SERVE, code=1, signal=None)
+    world.run_for(30)
+    assert causes(world) == ["weights_missing_or_corrupt"]
+
+
+@pytest.mark.parametrize("cause", ["cuda_oom", "worker_process_died", "ray_node_died"])
+def test_what_ends_an_engine_ends_it_at_once(cause: str) -> None:
+    world = started()
+    world.signal("spark-a", cause)
+    assert world.phase is not Phase.SERVING
