@@ -117,6 +117,13 @@ def test_collectors_objects(line: str, printed: str) -> None:
     assert read(line + "\n") == [("", PORT, printed)]
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\t", "   "])
+def test_a_blank_before_a_head_is_no_part_of_a_line(blank: str) -> None:
+    said = OOM.partition("] ")[2]
+    assert read(f"Nov 30 01:58:23 spark-b vllm[77]: {blank}{OOM}\n") == [("spark-b", said, "11-30 01:58:20")]
+    assert read(f"{blank}{OOM}\n") == [("", said, "11-30 01:58:20")]
+
+
 def test_an_object_that_is_no_entry_stays_as_it_is() -> None:
     text = '{\n  "name": "x",\n  "said": "Address already in use"\n}\n'
     assert Plain().lines(text.encode()).decode() == text

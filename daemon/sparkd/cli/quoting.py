@@ -11,10 +11,9 @@ CHARS_MAX = 240
 SOURCE_CHARS_MAX = 32
 _MORE = " …"
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
+_FRAME = r'File "([^"]+)", line (\d+), in (\w+)'
 # The exception that a traceback ends with; the lines of its frames stand before it.
-_RAISED = re.compile(r"(?:^|(?<=\s))(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
-_DIGITS = re.compile(r"\d+")
+_RAISED = r"(?:^|(?<=\s))(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)"
 
 
 def short(text: str) -> str:
@@ -40,7 +39,7 @@ def together(quotes: Iterable[Quote]) -> list[tuple[Quote, int]]:
     """Return quotes with how many say the same but for numbers and times, each once, in their order."""
     found: dict[tuple[str, str, str], tuple[Quote, int]] = {}
     for quote in quotes:
-        key = (quote.node, quote.source, _DIGITS.sub("", short(quote.text)))
+        key = (quote.node, quote.source, "".join(c for c in short(quote.text) if not c.isdigit()))
         first, count = found.get(key, (quote, 0))
         found[key] = (first, count + 1)
     return list(found.values())
@@ -49,8 +48,8 @@ def together(quotes: Iterable[Quote]) -> list[tuple[Quote, int]]:
 def _of_traceback(text: str) -> str:
     before, _, rest = text.partition(_TRACEBACK)
     rest = rest.rpartition(_MORE + " ")[2]  # where its middle was left out: its end
-    raised = [found.start() for found in _RAISED.finditer(rest)]
-    frames = list(_FRAME.finditer(rest, 0, raised[-1] if raised else len(rest)))
+    raised = [found.start() for found in re.finditer(_RAISED, rest)]
+    frames = list(re.finditer(_FRAME, rest[: raised[-1]] if raised else rest))
     said = rest[raised[-1] :] if raised else ""
     file, line, function = frames[-1].groups() if said and frames else ("", "", "")
     where = f"(in {function}, {file.rpartition('/')[2]}:{line})" if function else ""

@@ -18,14 +18,13 @@ from sparkd.intake.terminal import Screen, width_of
 from sparkd.signals import prefix, wrapping
 
 ENTRY_BYTES_MAX = 1 << 20
-_NOTES = rb"\A(?:-- [^\n]*\n|\n)*"
-_EXPORT = re.compile(_NOTES + rb"(?:[A-Z_][A-Z0-9_]*=[^\n]*\n)+")
+# What journalctl says before the first entry.
+_NOTE = b"-- "
 _EXPORT_TIME = b"__REALTIME_TIMESTAMP="
+# Compiled where they are needed: most logs are of none of these forms, and a person waits for the start.
 _STAMP = rb"[A-Z][a-z]{2} (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) ([A-Z]{2,5}) \[s=[0-9a-f]+;"
-_VERBOSE = re.compile(_NOTES + _STAMP)
-_PRETTY = re.compile(_NOTES + rb"\{\n[ \t]+\"")
-_UNIX = re.compile(rb"(\d{9,11}\.\d{6}) (?=[\w.-]+ [^\s\[]+(?:\[\d+\])?: )")
-_FIELD = re.compile(rb"([A-Z_][A-Z0-9_]*)(?:=(.*))?\Z", re.DOTALL)
+_UNIX = rb"(\d{9,11}\.\d{6}) (?=[\w.-]+ [^\s\[]+(?:\[\d+\])?: )"
+_FIELD = rb"([A-Z_][A-Z0-9_]*)(?:=(.*))?\Z"
 _SHORT_BINARY = 256
 _Take = Callable[["Plain", bytes], Iterator[bytes]]
 
@@ -63,7 +62,7 @@ class Plain:
         if not line:
             yield self._close()
             return
-        field = None if self._binary else _FIELD.match(line)
+        field = None if self._binary else re.match(_FIELD, line)
         if field is not None and field[2] is None:
             self._field, self._binary = field[1].decode(), True
             self._entry[self._field] = ""
@@ -81,7 +80,7 @@ class Plain:
             day, clock, zone = (group.decode() for group in stamp.groups())
             self._entry["time"] = f"{day}T{clock}Z" if zone == "UTC" else f"{day} {clock}"
             return
-        field = _FIELD.match(line.strip())
+        field = re.match(_FIELD, line.strip())
         if field is not None and field[2] is not None:
             self._set(field)
         else:
@@ -89,7 +88,7 @@ class Plain:
 
     def unix(self, line: bytes) -> Iterator[bytes]:
         """Take a line of `-o short-unix`."""
-        found = _UNIX.match(line)
+        found = re.match(_UNIX, line)
         if found is not None:
             line = f"{jsonlines.stamp_of(float(found[1]))} ".encode() + line[found.end() :]
         yield line + b"\n"
@@ -142,14 +141,17 @@ def is_headed(line: str) -> bool:
 
 
 def _form_of(block: bytes) -> _Take | None:
-    if _VERBOSE.match(block):
-        return Plain.verbose
-    if _PRETTY.match(block):
+    head = block[:HEAD_BYTES].lstrip(b"\n")
+    while head.startswith(_NOTE):
+        head = head.partition(b"\n")[2].lstrip(b"\n")
+    line = head.partition(b"\n")[0]
+    if line.rstrip() == b"{":
         return Plain.pretty
-    if re.match(_NOTES + _UNIX.pattern, block):
-        return Plain.unix
-    found = _EXPORT.match(block)
-    return Plain.export if found is not None and _EXPORT_TIME in found[0] else None
+    if b" [s=" in line and re.match(_STAMP, line):
+        return Plain.verbose
+    if b"=" in line and _EXPORT_TIME in head.partition(b"\n\n")[0] and re.match(_FIELD, line):
+        return Plain.export
+    return Plain.unix if line[:1].isdigit() and re.match(_UNIX, line) else None
 
 
 def _encoded(line: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 # What forms put before an object: a record separator, the mark of an event, fluentd's time and tag.
 _BEFORE = rb"\x1e|data: |(?P<time>\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+)\t[^\t\n{]{1,80}\t"
-_OBJECT = re.compile(rb"^(?:" + _BEFORE + rb")?(?P<object>\{[^\n]*)\n?", re.MULTILINE)
+_OBJECT = rb"(?m)^(?:" + _BEFORE + rb")?(?P<object>\{[^\n]*)\n?"
 _BEGINS = (b"{", b"\x1e{", b"data: {")
 _MARKS = (*(b"\n" + begin for begin in _BEGINS), b"\t{")
 _MESSAGES = ("MESSAGE", "log", "message", "msg", "text", "textPayload", "line")
@@ -24,7 +24,7 @@ def plain(block: bytes) -> bytes:
     """Return a block of whole lines with every object that has a message replaced by its message's lines."""
     if not (block.startswith(_BEGINS) or any(mark in block for mark in _MARKS)):
         return block
-    return _OBJECT.sub(_plain_line, block)
+    return re.sub(_OBJECT, _plain_line, block)
 
 
 def of_entry(entry: dict[str, Any], time: bytes = b"") -> bytes | None:

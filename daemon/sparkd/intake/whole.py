@@ -85,7 +85,7 @@ class WholeLog:
         self._read_to = 0
         for position, raw in self._sifter.lines(block):
             line = wrapping.unwrap(text_of(raw))
-            parts = prefix.split(line.body)
+            parts = _parts(line.body)
             self.headed = self.headed or bool(line.time or parts.level)
             at_s = self._clock.at(line.time, parts.printed)
             if at_s is None and position != self._read_to:
@@ -122,6 +122,15 @@ class WholeLog:
                 source = self._origin.source if unit is None else f"{self._origin.source} {unit}"
                 self._readers[key] = Reader(source, self._origin.node or machine or "", 0)
         return self._readers[key]
+
+
+def _parts(body: str) -> prefix.Prefix:
+    """Return a line taken apart; a blank that a collector left before its head is no part of it."""
+    if body[:1] in {" ", "\t"}:
+        inner = prefix.split(body.lstrip())
+        if inner.level or inner.process:
+            return inner
+    return prefix.split(body)
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
