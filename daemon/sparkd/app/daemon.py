@@ -26,7 +26,7 @@ from sparkd.api import operator as operator_api
 from sparkd.api.peerview import PeerViewServer
 from sparkd.app.outside import Callbacks, connect
 from sparkd.app.people import People
-from sparkd.config import Loaded
+from sparkd.config import EX_CONFIG, Loaded
 from sparkd.core.commands import Command
 from sparkd.core.events import OperatorAsked, Verb
 from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
@@ -42,9 +42,6 @@ from sparkd.store.disk import DiskStore
 from sparkd.store.lock import StateLock, StateLockedError
 
 log = structlog.get_logger()
-
-EX_CONFIG = 78
-"""Exit code for what only a person can put right (EX_CONFIG of sysexits.h): retrying does not help."""
 
 
 class AppError(Exception):
