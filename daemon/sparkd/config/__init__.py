@@ -11,6 +11,6 @@ Rules of this package:
 
 from sparkd.config.errors import EX_CONFIG, ConfigError
 from sparkd.config.load import load
-from sparkd.config.values import Api, Broker, Loaded, Paths
+from sparkd.config.values import Api, Broker, Loaded, Paths, UnitBackend
 
-__all__ = ["EX_CONFIG", "Api", "Broker", "ConfigError", "Loaded", "Paths", "load"]
+__all__ = ["EX_CONFIG", "Api", "Broker", "ConfigError", "Loaded", "Paths", "UnitBackend", "load"]

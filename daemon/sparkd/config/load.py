@@ -88,6 +88,7 @@ def _loaded(  # noqa: PLR0917 - the parts of one value
         api=_api(file, this),
         paths=Paths(**dict(file.paths)),
         key=key,
+        units=file.units.backend,
         notes=notes(file),
     )
 
