@@ -32,7 +32,6 @@ from sparkd.engines.model import Rendered
 from sparkd.ports import Units
 from sparkd.words import Settings, Stamp, UnitName
 
-ROOT = Path(__file__).parents[2]
 PROC = Path("/proc")
 DEADLINE_S = 30.0
 EPOCH = 3
@@ -87,13 +86,6 @@ def daemonize():
 unit = os.environ["SPARKD_STAMP"].rpartition("/")[2]
 exec(compile(open(PLACE + "/" + unit + ".py").read(), unit, "exec"))
 """
-ACCOUNTS = """
-u sparkd - "sparkd" /var/lib/sparkd
-u sparkd-engine - "engine" /var/lib/sparkd-engine
-m sparkd sparkd-engine
-m sparkd systemd-journal
-"""
-DIRECTORIES = "d /run/sparkd 0755 sparkd sparkd -\n"
 # Stamps run once in a node, and one node serves all tests.
 GENERATIONS = itertools.count(7)
 
@@ -121,25 +113,9 @@ def configuration(at: Path, more: str = "") -> str:
 def node_of(at: Path) -> Iterator[nspawn.Node]:
     """A booted node with sparkd's units, accounts and directories, and with *at* at its own path."""
     with nspawn.node("one", binds=[str(at)], boot=False) as node:
-        for unit in (ROOT / "units").iterdir():
-            node.write(f"/etc/systemd/system/{unit.name}", unit.read_text(encoding="utf-8"))
-        node.write("/etc/sysusers.d/sparkd.conf", ACCOUNTS)
-        node.write("/etc/tmpfiles.d/sparkd.conf", DIRECTORIES)
-        node.write("/etc/sparkd/sparkd.toml", configuration(at))
-        environment = Path(sys.executable).parents[1]
-        (node.root / "opt/sparkd").symlink_to(environment)
-        for path in (Path(sys.executable).resolve(), environment, ROOT / "daemon"):
-            _open_way(node, path)
+        nspawn.install(node, configuration(at))
         node.boot()
         yield node
-
-
-def _open_way(node: nspawn.Node, path: Path) -> None:
-    """In the node alone: other users reach what lies below a private folder of this machine."""
-    for folder in [path, *path.parents]:
-        inside = node.root / str(folder).lstrip("/")
-        if inside.is_dir() and inside.stat().st_mode & 0o005 != 0o005:
-            inside.chmod(inside.stat().st_mode | 0o055)
 
 
 class World:

@@ -27,6 +27,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -47,7 +48,6 @@ MASKED = (
     "e2scrub_all.timer",
     "fstrim.timer",
     "man-db.timer",
-    "mosquitto.service",
     "smartmontools.service",
     "systemd-networkd.service",
     "systemd-networkd-wait-online.service",
@@ -63,6 +63,14 @@ EMPTY = (
     "etc/sparkd",
     "run",
 )
+
+
+# What of etc/ is put where in a node.
+INSTALLED = {
+    "sysusers/sparkd.conf": "/etc/sysusers.d/sparkd.conf",
+    "tmpfiles/sparkd.conf": "/etc/tmpfiles.d/sparkd.conf",
+    "polkit/50-sparkd.rules": "/etc/polkit-1/rules.d/50-sparkd.rules",
+}
 
 
 class NodeError(Exception):
@@ -326,6 +334,36 @@ def remove_dead() -> None:
     for place in PLACE.glob(f"{PREFIX}-*"):
         if netns.is_leftover(place.name.replace(PREFIX, netns.PREFIX, 1)):
             _remove(place)
+
+
+def open_way(made: Node, path: pathlib.Path) -> None:
+    """In the node alone: let other users reach what lies below a private folder of this machine."""
+    for folder in [path, *path.parents]:
+        inside = made.root / str(folder).lstrip("/")
+        if inside.is_dir() and inside.stat().st_mode & 0o005 != 0o005:
+            inside.chmod(inside.stat().st_mode | 0o055)
+
+
+def install(made: Node, config: str) -> None:
+    """Put sparkd into a node that is not booted yet: units, accounts, directories, rules, configuration.
+
+    The program is this machine's environment with the code of this working tree, at /opt/sparkd.
+    """
+    root = pathlib.Path(__file__).parents[2]
+    for unit in (root / "units").iterdir():
+        made.write(f"/etc/systemd/system/{unit.name}", unit.read_text(encoding="utf-8"))
+    for source, target in INSTALLED.items():
+        made.write(target, (root / "etc" / source).read_text(encoding="utf-8"))
+    made.write("/etc/sparkd/sparkd.toml", config)
+    made.write("/etc/sparkd/cluster_key", "0123456789abcdef0123456789abcdef", 0o600)
+    environment = pathlib.Path(sys.executable).parents[1]
+    (made.root / "opt/sparkd").symlink_to(environment)
+    interpreter = pathlib.Path(sys.executable).resolve()
+    for path in (interpreter, environment, root / "daemon", root / "tests"):
+        open_way(made, path)
+    if interpreter.is_relative_to("/root") or interpreter.is_relative_to("/home"):
+        # Here Python itself may lie below a home, which the daemon's sandbox hides.
+        made.write("/etc/systemd/system/sparkd.service.d/python.conf", "[Service]\nProtectHome=read-only\n")
 
 
 def group_roots(made: Node) -> tuple[pathlib.Path, ...]:
