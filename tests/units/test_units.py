@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.adapters.children import KILL_DEADLINE_S
+from sparkd.adapters.services import KILL_DEADLINE_S, SLICE, TARGET, service
 from sparkd.app import EX_CONFIG
 from sparkd.cli.sparkd import _parser
 from sparkd.config.values import Paths
 from sparkd.core.member import LEAVING_PATIENCE_S
 from sparkd.core.policy import Policy
+from sparkd.words import UnitName
 
 ROOT = Path(__file__).parents[2]
-UNITS = sorted((ROOT / "units").glob("*.service"))
-SPARKD = ROOT / "units" / "sparkd.service"
+UNITS = sorted((ROOT / "units").iterdir())
+SPARKD, GUARD = ROOT / "units" / "sparkd.service", ROOT / "units" / "sparkd-guard.service"
+ENGINE = {unit: ROOT / "units" / service(unit) for unit in UnitName}
 ANALYZE = shutil.which("systemd-analyze")
 DIRECTIVE = re.compile(r"#?([A-Z][A-Za-z]+)=(.*)")
 IDS = {"ids": lambda path: path.name}
@@ -31,27 +33,36 @@ def directives(path: Path) -> dict[str, str]:
     return {match[1]: match[2] for match in found if match and not match[0].startswith("#")}
 
 
+def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [ANALYZE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("path", UNITS, **IDS)
-def test_systemd_has_nothing_to_say(path, tmp_path) -> None:
+@pytest.mark.parametrize("commented", [False, True], ids=["as it is", "with all"])
+def test_systemd_has_nothing_to_say(path, commented, tmp_path) -> None:
     """A wrong directive is only a line of its output, not its exit code."""
-    text = path.read_text(encoding="utf-8")
-    installed = re.sub(r"(?m)^(Exec\w+=)\S+", r"\g<1>/bin/true", text)  # /opt/sparkd is not on this machine
-    commented = re.sub(r"(?m)^#(?=[A-Z][A-Za-z]+=)", "", installed)
-    for kind, content in {"as_it_is": installed, "with_all": commented}.items():
-        copy = tmp_path / kind / path.name
-        copy.parent.mkdir()
-        copy.write_text(content, encoding="utf-8")
-        done = subprocess.run(
-            [ANALYZE, "verify", "--man=no", "--generators=no", str(copy)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        said = [line for line in (done.stdout + done.stderr).splitlines() if path.name in line]
-        assert not said
-        assert done.returncode == 0, done.stderr
+    for unit in UNITS:
+        text = unit.read_text(encoding="utf-8")
+        text = re.sub(r"(?m)^(Exec\w+=)\S+", r"\g<1>/bin/true", text)  # /opt/sparkd is not on this machine
+        if commented:
+            text = re.sub(r"(?m)^#(?=[A-Z][A-Za-z]+=)", "", text)
+        (tmp_path / unit.name).write_text(text, encoding="utf-8")
+
+    done = analyze("verify", "--man=no", "--generators=no", str(tmp_path / path.name))
+
+    assert not [line for line in (done.stdout + done.stderr).splitlines() if "sparkd" in line]
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("path", [SPARKD, GUARD], **IDS)
+def test_the_sandbox_is_tight(path) -> None:
+    """0 is locked in, 10 is everything allowed."""
+    done = analyze("security", "--offline=true", "--threshold=25", str(path))
+
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("path", UNITS, **IDS)
@@ -72,6 +83,9 @@ def test_the_units_run_what_is_installed() -> None:
     assert Path(program).name in scripts
     assert _parser().parse_args(arguments).config == "/etc/sparkd/sparkd.toml"
     assert int(wanted["RestartPreventExitStatus"]) == EX_CONFIG
+    for unit, path in ENGINE.items():
+        options = _parser().parse_args(directives(path)["ExecStart"].split()[1:])
+        assert (options.command, options.unit, options.config) == ("exec", unit, "/etc/sparkd/sparkd.toml")
 
 
 def test_the_directories_are_those_of_the_configuration() -> None:
@@ -79,7 +93,13 @@ def test_the_directories_are_those_of_the_configuration() -> None:
 
     assert paths.state_dir == f"/var/lib/{wanted['StateDirectory']}"
     assert paths.log_dir == f"/var/log/{wanted['LogsDirectory']}"
-    assert paths.run_dir == f"/run/{wanted['RuntimeDirectory']}"
+    assert paths.run_dir == wanted["ReadWritePaths"]
+    assert "RuntimeDirectory" not in wanted, "it would vanish with the daemon, and the engine outlives that"
+    for unit, path in ENGINE.items():
+        wanted = directives(path)
+        assert f"/run/{wanted['RuntimeDirectory']}" == f"{paths.run_dir}/{unit}"
+        assert wanted["RuntimeDirectoryPreserve"] == "yes"
+        assert wanted["ExecStopPost"].endswith(f" {paths.run_dir}/{unit}/exit")
 
 
 def test_an_orderly_end_has_the_time_that_it_needs() -> None:
@@ -95,3 +115,28 @@ def test_it_lives_through_what_it_has_to_tell_of() -> None:
     wanted = directives(SPARKD)
 
     assert (wanted["OOMPolicy"], wanted["KillMode"], wanted["Restart"]) == ("continue", "mixed", "always")
+    for path in ENGINE.values():
+        engine = directives(path)
+        assert int(wanted["OOMScoreAdjust"]) < 0 < int(engine["OOMScoreAdjust"])
+        assert (engine["OOMPolicy"], engine["KillMode"], engine["Restart"]) == (
+            "continue",
+            "control-group",
+            "no",
+        )
+        assert (engine["Slice"], engine["LimitMEMLOCK"]) == (SLICE, "infinity")
+
+
+def test_the_two_engine_units_differ_in_their_name_alone() -> None:
+    ray, serve = (directives(path) for path in ENGINE.values())
+    del ray["Description"], serve["Description"]
+
+    assert {name: re.sub(r"\bray\b", "serve", value) for name, value in ray.items()} == serve
+
+
+def test_a_node_leaves_by_its_target() -> None:
+    """Stopping the target ends daemon and engine, the daemon first; stopping the daemon ends nothing else."""
+    for path in (SPARKD, GUARD, *ENGINE.values()):
+        assert directives(path)["PartOf"] == TARGET
+    for path in ENGINE.values():
+        assert directives(path)["Before"] == SPARKD.name
+        assert "BindsTo" not in directives(path)

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -31,6 +31,7 @@ from sparkd.adapters.proctree import (
     Mark,
     Process,
     become_subreaper,
+    catch_up,
     grow,
     lineage,
     off_loop,
@@ -239,10 +240,10 @@ class Children:
     async def _scan(self) -> dict[int, Process]:
         """Return all processes; without new marks where reading them hangs."""
         try:
-            processes = await off_loop(partial(snapshot, self._proc, dict(self._marks)), SCAN_DEADLINE_S)
+            processes = await off_loop(partial(_everybody, self._proc, dict(self._marks)), SCAN_DEADLINE_S)
         except TimeoutError:
             log.warning("scan_hangs", after_s=SCAN_DEADLINE_S)
-            processes = snapshot(self._proc, self._marks, read_marks=False)
+            processes = _everybody(self._proc, self._marks, read_marks=False)
         self._marks = {p.identity: p.mark for p in processes.values() if p.mark and self._here(p.mark)}
         roots = {t.root.pid for t in self._trees.values() if t.root and not t.exited.is_set()}
         for pid in strays(processes, os.getpid(), roots):
@@ -259,6 +260,14 @@ class Children:
                     if not tree.emptied.is_set():
                         tree.learn(self._members(tree, processes))
             await asyncio.sleep(LEARN_EVERY_S)
+
+
+def _everybody(
+    proc_root: Path, marks: Mapping[Identity, Mark], *, read_marks: bool = True
+) -> dict[int, Process]:
+    processes = snapshot(proc_root, marks, read_marks=read_marks)
+    catch_up(proc_root, processes, os.getpid(), read_marks=read_marks)
+    return processes
 
 
 def _seen(proc_root: Path, pid: int) -> Process | None:

@@ -124,7 +124,7 @@ class LogFiles:
     """The port `Sources` over files.
 
     Args:
-        log_dir: holds `<generation>/<unit>.log`, the units' own output.
+        log_dir: holds `<generation>/<unit>.log`, the units' own output; None = that is read elsewhere.
         feed: takes (source, unit, generation, bytes) on the loop's thread.
         further: for each unit, paths or patterns of files that belong to it and may appear later.
         keep_bytes: consumed output of a unit kept on disk.
@@ -135,7 +135,7 @@ class LogFiles:
 
     def __init__(
         self,
-        log_dir: Path,
+        log_dir: Path | None,
         feed: Feed,
         *,
         further: Mapping[UnitName, Sequence[str]] | None = None,
@@ -149,6 +149,7 @@ class LogFiles:
         self._keep_bytes, self._lag_limit_bytes = keep_bytes, lag_limit_bytes
         self._drain_s, self._keep_generations = drain_s, keep_generations
         self._files: list[_File] = []
+        self._open: set[tuple[UnitName, int]] = set()
         self._dropped_bytes = 0
         self._turns = asyncio.Lock()
         self._pump: asyncio.Task[None] | None = None
@@ -166,13 +167,15 @@ class LogFiles:
 
     def open(self, unit: UnitName, generation: int) -> None:
         """Follow the unit's own output and its further files; call it before the unit is started."""
-        if any(file.unit is unit and file.generation == generation for file in self._files):
+        if (unit, generation) in self._open:
             return
+        self._open.add((unit, generation))
         for file in self._files:
             # A path may lead to the newer generation's file from now on.
             file.sealed = file.sealed or (file.unit is unit and file.generation < generation)
-        own = self._log_dir / str(generation) / f"{unit.value}.log"
-        self._files.append(_File(f"{unit.value} log", unit, generation, own, owned=True))
+        if self._log_dir is not None:
+            own = self._log_dir / str(generation) / f"{unit.value}.log"
+            self._files.append(_File(f"{unit.value} log", unit, generation, own, owned=True))
         for file in self._follow(unit, generation, _expand(self._further.get(unit, ()))):
             file.skip_existing()
         self._start()
@@ -196,6 +199,7 @@ class LogFiles:
             left = sum(file.lag_bytes for file in ended)
             self._dropped_bytes += left + sum(file.dropped_bytes for file in ended)
             self._files = [file for file in self._files if file.generation != generation]
+            self._open = {opened for opened in self._open if opened[1] != generation}
             for file in ended:
                 file.close()
         if left:
@@ -228,7 +232,7 @@ class LogFiles:
         pruned = discovered = 0.0
         while True:
             newest = max((file.generation for file in self._files), default=0)
-            if newest > pruned:
+            if newest > pruned and self._log_dir is not None:
                 pruned = newest
                 await asyncio.to_thread(_prune, self._log_dir, newest, self._keep_generations)
             begin = loop.time()

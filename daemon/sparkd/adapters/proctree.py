@@ -163,6 +163,33 @@ def snapshot(
     return processes
 
 
+def catch_up(proc_root: Path, processes: dict[int, Process], daemon: int, *, read_marks: bool) -> None:
+    """Add the children of *daemon* that came while the others were read, and whose parents have ended.
+
+    Who forks and ends faster than /proc is read is missed by any scan. But the last of such a row has come
+    back to the daemon, its subreaper, or its parent has and waits to be reaped: there is always one to see.
+    """
+    gone: set[int] = set()
+    while fresh := _children(proc_root, daemon) - processes.keys() - gone:
+        for pid in sorted(fresh):
+            process = read_process(proc_root, pid)
+            if process is None:
+                gone.add(pid)
+            else:
+                mark = read_mark(proc_root, pid) if read_marks else None
+                processes[pid] = replace(process, mark=mark)
+
+
+def _children(proc_root: Path, pid: int) -> set[int]:
+    """Return the children of all threads of a process; none where the kernel does not list them."""
+    try:
+        threads = [entry.name for entry in os.scandir(proc_root / str(pid) / "task")]
+    except OSError:
+        return set()
+    found = (_read(f"{proc_root}/{pid}/task/{thread}/children", 1 << 16) for thread in threads)
+    return {int(word) for text in found for word in text.split()}
+
+
 def lineage(processes: Mapping[int, Process], pid: int) -> frozenset[int]:
     """Return *pid* and all above it: what a daemon must never kill."""
     line: set[int] = set()

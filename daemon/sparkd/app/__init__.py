@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkd.app.daemon import EX_CONFIG, AppError, Daemon
-from sparkd.config import Loaded
+from sparkd.app.daemon import AppError, Daemon
+from sparkd.config import EX_CONFIG, Loaded
 
 __all__ = ["EX_CONFIG", "AppError", "run"]
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +21,14 @@ import structlog
 from sparkd.adapters import machine
 from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.meminfo import MemInfo
+from sparkd.adapters.notify import Notifier
 from sparkd.api import http as http_api
 from sparkd.api import operator as operator_api
 from sparkd.api.peerview import PeerViewServer
+from sparkd.app.notice import Notice
 from sparkd.app.outside import Callbacks, connect
 from sparkd.app.people import People
-from sparkd.config import Loaded
+from sparkd.config import EX_CONFIG, Loaded
 from sparkd.core.commands import Command
 from sparkd.core.events import OperatorAsked, Verb
 from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
@@ -42,9 +44,6 @@ from sparkd.store.disk import DiskStore
 from sparkd.store.lock import StateLock, StateLockedError
 
 log = structlog.get_logger()
-
-EX_CONFIG = 78
-"""Exit code for what only a person can put right (EX_CONFIG of sysexits.h): retrying does not help."""
 
 
 class AppError(Exception):
@@ -79,8 +78,9 @@ class Daemon:
             store=self._store,
             execute=self._execute,
             observe=self._observe,
-            stepped=self._metrics.stepped,
+            stepped=self._stepped,
         )
+        self._notice = Notice(Notifier.of(os.environ))
         told = Callbacks(self._loop.emit, self._twin, self._dropped, self.end)
         self._outside = connect(loaded, self._instance, self._clock, told)
         self._executor = Executor(self._outside.world, self._loop.emit)
@@ -93,7 +93,7 @@ class Daemon:
             stack.push_async_callback(self._close)
             await self._listen(stack)
             _on_signals(self._asked_to_end)
-            self._outside.kernel.start()
+            self._outside.backend.start()
             for task in self._tasks():
                 stack.callback(task.cancel)
             node, cluster = self._loaded.node.name, self._loaded.cluster
@@ -169,7 +169,26 @@ class Daemon:
         if any(isinstance(record, IncidentClosed | SettingsAdopted) for record in records):
             self._recalling = asyncio.get_running_loop().create_task(self._people.recall())
 
-    def _asked_to_end(self) -> None:
+    def _stepped(self, took_s: float, late_s: float) -> None:
+        self._metrics.stepped(took_s, late_s)
+        self._notice.stepped(self._loop.state, self._loaded.policy, self._clock.now())
+
+    async def _asked_to_end(self) -> None:
+        """End alone where the engine can serve on: a restart of the daemon is nobody else's business."""
+        try:
+            leaves = await self._outside.backend.leaves()
+        except OSError as error:
+            log.warning("system's state unknown", reason=str(error), note="ends alone, the engine serves on")
+            leaves = False
+        if leaves:
+            self._notice.ending("leaving: ends this node's part of the engine first")
+            self._leave()
+        else:
+            log.info("ending", note="the engine serves on; sparkctl stop ends it")
+            self._notice.ending("ending; the engine serves on")
+            self.end()
+
+    def _leave(self) -> None:
         """First: end this node's part of the engine, then this daemon. Again: end at once."""
         state = self._loop.state
         again = state.leaving_since_s is not None
@@ -259,7 +278,14 @@ def _code_of(error: BaseException | None) -> int:
     return 1 if late else EX_CONFIG
 
 
-def _on_signals(handle: Callable[[], None]) -> None:
+def _on_signals(handle: Callable[[], Coroutine[None, None, None]]) -> None:
     loop = asyncio.get_running_loop()
+    handling: set[asyncio.Task[None]] = set()
+
+    def begin() -> None:
+        task = loop.create_task(handle(), name="asked to end")
+        handling.add(task)
+        task.add_done_callback(handling.discard)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, handle)
+        loop.add_signal_handler(number, begin)

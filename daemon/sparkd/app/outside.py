@@ -8,14 +8,12 @@ from pathlib import Path
 
 import structlog
 
-from sparkd.adapters.children import Children
-from sparkd.adapters.kernel import KernelLog
-from sparkd.adapters.logfiles import LogFiles
 from sparkd.adapters.model_files import LocalModel
 from sparkd.adapters.mqtt import BrokerOptions, MqttBus
 from sparkd.adapters.peer import HttpPeerView, PeerAddress
 from sparkd.adapters.ray_table import GcsTable
 from sparkd.adapters.vllm_api import VllmApi
+from sparkd.app.unit_backend import UnitsBackend, backend_of
 from sparkd.config import Loaded
 from sparkd.engines.lines import read_line
 from sparkd.engines.member import render_unit
@@ -30,8 +28,6 @@ from sparkd.signals.match import Places
 from sparkd.words import Backend, Settings, Stamp, UnitName
 
 log = structlog.get_logger()
-
-RAY_LOGS = ("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +44,8 @@ class Callbacks:
 class Outside:
     """The adapters that live as long as the daemon."""
 
-    units: Children
+    backend: UnitsBackend
     pump: LogPump
-    kernel: KernelLog
     bus: MqttBus
     api: VllmApi
     ray: GcsTable
@@ -58,27 +53,22 @@ class Outside:
 
     async def close(self) -> None:
         """Release everything; no unit is ended."""
-        for part in (self.kernel, self.pump, self.units, self.api, self.ray):
+        for part in (self.pump, self.backend, self.api, self.ray):
             await part.close()
 
 
 def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Outside:
     """Return the adapters; nothing is connected or started yet."""
     spec, node = loaded.engine, loaded.node
-    log_dir = Path(loaded.paths.log_dir)
     pump = LogPump(Intake(node.name, _catalogue(loaded), read_line, _places(loaded)), clock, told.emit)
-    ray_logs = [f"{spec.ray_temp_dir}/session_latest/logs/{name}" for name in RAY_LOGS]
-    pump.sources = (LogFiles(log_dir, pump.feed, further={UnitName.RAY: ray_logs}),)
-    kernel = KernelLog(loaded.paths.kernel_log, pump.feed)
-    pump.drain_host = kernel.drain
-    units = Children(loaded.cluster, node.name, log_dir, told.emit)
+    backend = backend_of(loaded, pump, told.emit)
     bus = _bus(loaded, instance, clock, told)
     api = VllmApi(_api_host(loaded), spec.api_port, spec.served_name, clock, api_key=loaded.api_key)
     token = None if spec.ray_auth_token_path is None else Path(spec.ray_auth_token_path)
     ray = GcsTable(f"{loaded.nodes[0].address}:{spec.ray_port}", token_path=token)
     programs = (spec.vllm_program, *([spec.ray_program] if spec.backend is Backend.RAY else []))
     world = World(
-        units=units,
+        units=backend.units,
         sources=pump,
         bus=bus,
         peers=_peer_view(loaded, clock),
@@ -88,7 +78,7 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
         render=_renderer(loaded),
         end=told.end,
     )
-    return Outside(units, pump, kernel, bus, api, ray, world)
+    return Outside(backend, pump, bus, api, ray, world)
 
 
 def _catalogue(loaded: Loaded) -> Catalogue:

@@ -9,8 +9,8 @@ Rules of this package:
 - What comes out is frozen. Nothing of pydantic leaves this package.
 """
 
-from sparkd.config.errors import ConfigError
+from sparkd.config.errors import EX_CONFIG, ConfigError
 from sparkd.config.load import load
-from sparkd.config.values import Api, Broker, Loaded, Paths
+from sparkd.config.values import Api, Broker, Loaded, Paths, UnitBackend
 
-__all__ = ["Api", "Broker", "ConfigError", "Loaded", "Paths", "load"]
+__all__ = ["EX_CONFIG", "Api", "Broker", "ConfigError", "Loaded", "Paths", "UnitBackend", "load"]

@@ -13,6 +13,9 @@ from sparkd.config.model import File
 SECRET_KEYS = ("key", "password", "token")
 VALUE_MAX = 80
 
+EX_CONFIG = 78
+"""Exit code for what only a person can put right (EX_CONFIG of sysexits.h): retrying does not help."""
+
 
 class ConfigError(Exception):
     """The configuration cannot be used; `lines` names every error, one a line."""

@@ -34,6 +34,8 @@ def load(
     node: str | None = None,
     environ: Mapping[str, str] | None = None,
     credentials_dir: str | None = None,
+    *,
+    secrets: bool = True,
 ) -> Loaded:
     """Return the configuration as one node uses it. `policy.version` is left to the caller.
 
@@ -43,6 +45,7 @@ def load(
         environ: the variables to read; None = the process's own.
         credentials_dir: directory of cluster_key, broker_password, ray_token; None =
             $CREDENTIALS_DIRECTORY.
+        secrets: False for the engine's own process, which has no part in them: none has to be there.
 
     Raises:
         ConfigError: with one line for each error.
@@ -62,9 +65,10 @@ def load(
     lines += [f"{path}: {line}" for line in problems(file)]
     nodes = _nodes(file)
     this = _this_node(nodes, node or environ.get("SPARKD_NODE"), path, lines)
-    key = _key(file, credentials, path, lines)
-    broker = _broker(file, nodes, credentials, path, lines)
-    token = _page_token(file, credentials, path, lines)
+    wanting = lines if secrets else []
+    key = _key(file, credentials, path, wanting)
+    broker = _broker(file, nodes, credentials, path, wanting)
+    token = _page_token(file, credentials, path, wanting)
     if lines or this is None:
         raise ConfigError(lines)
     loaded = _loaded(file, nodes, this, key, broker, _engine(file, credentials))
@@ -84,6 +88,7 @@ def _loaded(  # noqa: PLR0917 - the parts of one value
         api=_api(file, this),
         paths=Paths(**dict(file.paths)),
         key=key,
+        units=file.units.backend,
         notes=notes(file),
     )
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, cr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sparkd.config import types as t
-from sparkd.config.values import Api, Broker, Paths
+from sparkd.config.values import Api, Broker, Paths, UnitBackend
 from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
 from sparkd.engines.model import Device, EngineSpec
@@ -208,13 +208,19 @@ class ApiSection(Section):
     socket: t.AbsolutePath | None = None
 
 
+class UnitsSection(Section):
+    """[units]."""
+
+    backend: UnitBackend = UnitBackend.AUTO
+
+
 class PathsSection(Section):
     """[paths]."""
 
     state_dir: t.AbsolutePath = PATHS.state_dir
     log_dir: t.AbsolutePath = PATHS.log_dir
     run_dir: t.AbsolutePath = PATHS.run_dir
-    kernel_log: t.AbsolutePath | Literal[""] = PATHS.kernel_log
+    kernel_log: t.AbsolutePath | Literal["", "auto", "journal"] = PATHS.kernel_log
     signatures_dir: t.AbsolutePath = PATHS.signatures_dir
 
 
@@ -239,6 +245,7 @@ class File(BaseSettings):
     recovery: RecoverySection = RecoverySection()
     broker: BrokerSection = BrokerSection()
     api: ApiSection = ApiSection()
+    units: UnitsSection = UnitsSection()
     paths: PathsSection = PathsSection()
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from sparkd.core.policy import Policy
 from sparkd.engines.model import EngineSpec, NodeSpec
@@ -52,20 +53,33 @@ class Api:
     peer_addresses: tuple[str, ...] = ()
 
 
+class UnitBackend(StrEnum):
+    """What runs the engine's units. `auto`: systemd where this daemon is a unit of it, else children."""
+
+    AUTO = "auto"
+    SYSTEMD = "systemd"
+    CHILDREN = "children"
+
+
+AUTO_LOG = "auto"
+JOURNAL = "journal"
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Where this daemon keeps things, and where it reads.
 
     Attributes:
         state_dir, log_dir, run_dir: what must survive, logs of units, what may go with a reboot.
-        kernel_log: the kernel's records, or what stands in for them; empty = not read.
+        kernel_log: the kernel's records, or what stands in for them; `journal`; `auto` = the journal where
+            units are systemd's, else /dev/kmsg; empty = not read.
         signatures_dir: further signatures of the site.
     """
 
     state_dir: str = "/var/lib/sparkd"
     log_dir: str = "/var/log/sparkd"
     run_dir: str = "/run/sparkd"
-    kernel_log: str = "/dev/kmsg"
+    kernel_log: str = AUTO_LOG
     signatures_dir: str = "/etc/sparkd/signatures.d"
 
 
@@ -79,6 +93,7 @@ class Loaded:
         engine: what is served.
         nodes: all nodes, head first; node: this one.
         broker, api, paths: the daemon's own surroundings.
+        units: what runs the engine's units.
         key: the cluster key that signs messages.
         notes: what an operator should know although it is no error.
     """
@@ -92,6 +107,7 @@ class Loaded:
     api: Api
     paths: Paths
     key: bytes = field(repr=False)
+    units: UnitBackend = UnitBackend.AUTO
     notes: tuple[str, ...] = ()
 
     @property

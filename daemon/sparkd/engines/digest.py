@@ -11,6 +11,9 @@ from sparkd.engines.model import EngineSpec, NodeSpec, Rendered
 from sparkd.engines.versions import release
 from sparkd.words import Backend
 
+CREDENTIALS = "/run/credentials/"
+"""Where systemd puts the credentials of a unit, below its name (systemd.exec(5), LoadCredential=)."""
+
 
 def shared_digest(spec: EngineSpec, nodes: Sequence[NodeSpec], cluster: str) -> str:
     """Return the digest of what must be equal on all nodes; paths and environments of one node are not in it.
@@ -40,10 +43,17 @@ def node_digest(units: Iterable[Rendered]) -> str:
     """Return the digest of what a node would execute, less what changes with the stamp."""
     return _sha256(
         [
-            (unit.unit, unit.argv, sorted(pair for pair in unit.env if pair[0] != STAMP_NAME))
+            (unit.unit, unit.argv, sorted(_told(*pair) for pair in unit.env if pair[0] != STAMP_NAME))
             for unit in sorted(units, key=lambda unit: unit.unit)
         ]
     )
+
+
+def _told(name: str, value: str) -> tuple[str, str]:
+    """A credential lies in another directory for each systemd unit; which one it is, is the same."""
+    if not value.startswith(CREDENTIALS):
+        return (name, value)
+    return (name, f"credential:{value.removeprefix(CREDENTIALS).partition('/')[2]}")
 
 
 def context_of(spec: EngineSpec, nodes: Sequence[NodeSpec], kernel: str, driver: str) -> str:

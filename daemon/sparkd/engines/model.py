@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sparkd.words import Backend, Phase, Role, Stamp, UnitName
+from sparkd.words import Backend, Phase, Role, Settings, Stamp, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,17 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One unit, ready to be executed: the whole argv and the whole environment, nothing inherited."""
+    """One unit, ready to be executed: the whole argv and the whole environment, nothing inherited.
+
+    `settings` are those that it was rendered with.
+    """
 
     unit: UnitName
     stamp: Stamp
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = field(repr=False)
     warnings: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True)

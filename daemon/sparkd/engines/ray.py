@@ -36,6 +36,7 @@ def render_ray(
         argv=_argv(spec, node, head),
         env=env,
         warnings=(*warnings, *_warnings(spec, node, options)),
+        settings=settings,
     )
 
 

@@ -81,6 +81,7 @@ def render_serve(
         ),
         env=_environment(spec, node, nodes, fixed),
         warnings=(*warnings, *_warnings(spec, settings, options)),
+        settings=settings,
     )
 
 

@@ -56,7 +56,11 @@ EXIT_SIGNAL = optional(integer(0, 255))
 LABEL = text(64)
 SENTENCE = optional(text(500))
 DIGEST = matching(r"[0-9A-Za-z:_-]*", 128)
-STAMP = pair(COUNT, COUNT)
+_STAMP = pair(COUNT, COUNT)
+STAMP = Field(
+    lambda stamp: _STAMP.encode((stamp.epoch, stamp.generation)),
+    lambda value, lenient: Stamp(*_STAMP.decode(value, lenient)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,6 @@ class Will:
     node: str
     instance: str
     connection: int
-
-
-def _stamp() -> Field:
-    return Field(
-        lambda stamp: STAMP.encode((stamp.epoch, stamp.generation)),
-        lambda value, lenient: Stamp(*STAMP.decode(value, lenient)),
-    )
 
 
 SETTINGS = shape(
@@ -132,7 +129,7 @@ SENDER = frozenset({"node", "instance"})
 INTENT = shape(
     Intent,
     {
-        "stamp": _stamp(),
+        "stamp": STAMP,
         "seq": COUNT,
         "addressees": array(pair(NAME, INSTANCE), NODES_MAX),
         "wanted": array(pair(NAME, array(choice(UnitName), UNITS_MAX)), NODES_MAX),
@@ -147,7 +144,7 @@ INTENT = shape(
 STATUS = shape(
     MemberStatus,
     {
-        "seen": _stamp(),
+        "seen": STAMP,
         "heard": array(pair(NAME, INSTANCE), NODES_MAX),
         "intent_seq": COUNT,
         "intent_coordinator": matching(r"[A-Za-z0-9_-]*", 64),

@@ -1,0 +1,55 @@
+"""What a service tells systemd: sd_notify(3), datagrams to $NOTIFY_SOCKET. Silent where there is none.
+
+A message is sent or lost, never waited for: what it says is said again by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+
+STATUS_MAX = 500
+"""Characters of a status; systemctl shows it in one line."""
+
+
+class Notifier:
+    """The way to systemd of one service."""
+
+    def __init__(self, address: str | None) -> None:
+        """Take the socket's address, a path or `@name` of the abstract namespace; None = nobody listens."""
+        self._address = (
+            None if not address else address.replace("@", "\0", 1) if address[0] == "@" else address
+        )
+        self._said = ""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Notifier:
+        """Return the one of this process's environment."""
+        return cls(environ.get("NOTIFY_SOCKET"))
+
+    def ready(self) -> None:
+        """The service is up."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """Show *text* in `systemctl status`; said only where it has changed."""
+        line = " ".join(text.split())[:STATUS_MAX]
+        if line != self._said:
+            self._said = line
+            self._send(f"STATUS={line}")
+
+    def alive(self) -> None:
+        """Feed the watchdog."""
+        self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The service has begun to end by itself."""
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> None:
+        if self._address is None:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
+            way.setblocking(False)
+            way.sendto(text.encode(), self._address)

@@ -1,0 +1,174 @@
+"""The engine's two services as systemd has them: what is asked of the bus, what is read of their groups."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from signal import Signals
+
+import structlog
+from dbus_fast import Message
+
+from sparkd.adapters.cgroups import Groups, group_of
+from sparkd.adapters.dbus import (
+    MANAGER,
+    MANAGER_PATH,
+    PROPERTIES,
+    SERVICE,
+    RefusedError,
+    SystemBus,
+    unit_path,
+)
+from sparkd.adapters.unitfacts import Facts, facts_of
+from sparkd.words import UnitName
+
+log = structlog.get_logger(__name__)
+
+SLICE = "sparkd-engine.slice"
+TARGET = "sparkd.target"
+# v1 hierarchies tell nobody that a group has become empty: looked at so often while an end is awaited.
+EMPTY_EVERY_S = 0.05
+# After SIGKILL a process ends within milliseconds unless the kernel holds it (D state).
+KILL_DEADLINE_S = 5.0
+# SIGKILL is repeated: who forks while being killed is caught only so.
+KILL_EVERY_S = 0.25
+# systemd's answers that say that there was nobody to kill.
+NOBODY = frozenset({f"{SERVICE}.NoSuchUnit", f"{SERVICE}.NoSuchProcess"})
+
+
+def service(unit: UnitName) -> str:
+    """Return the name of the systemd unit."""
+    return f"sparkd-{unit}.service"
+
+
+def _rules() -> tuple[str, ...]:
+    """Signals of the two units, and of jobs that are done."""
+    of = f"type='signal',sender='{SERVICE}'"
+    changed = f"{of},interface='{PROPERTIES}',member='PropertiesChanged'"
+    jobs = f"{of},interface='{MANAGER}',member='JobRemoved',path='{MANAGER_PATH}'"
+    return (*(f"{changed},path='{unit_path(service(unit))}'" for unit in UnitName), jobs)
+
+
+class Services:
+    """The services, without any memory of what was started.
+
+    Args:
+        groups: the control groups.
+        news: called with the units of which something may have changed.
+        bus_address: of the system bus; None = the system's own.
+    """
+
+    def __init__(
+        self, groups: Groups, news: Callable[[frozenset[UnitName]], None], bus_address: str | None
+    ) -> None:
+        self._groups, self._news = groups, news
+        self._units = {unit_path(service(unit)): unit for unit in UnitName}
+        self._bus = SystemBus(_rules(), self._heard, self._came_up, address=bus_address)
+        self._holding: asyncio.Task[None] | None = None
+
+    async def facts(self, unit: UnitName) -> Facts:
+        """Return what systemd says of the unit now. Raises OSError."""
+        return facts_of(await self._bus.properties(unit_path(service(unit))))
+
+    def group(self, facts: Facts, unit: UnitName) -> str:
+        """Return the unit's control group, also of one that systemd holds for ended."""
+        return facts.group or group_of(facts.slice or SLICE, service(unit))
+
+    def pids(self, group: str) -> tuple[int, ...]:
+        """Return the processes of a group. Raises OSError where nobody can say."""
+        return self._groups.pids(group)
+
+    async def enqueue_start(self, unit: UnitName) -> None:
+        """Have systemd start the unit; refused where another job for it waits. Raises OSError."""
+        await self._bus.manager("StartUnit", "ss", service(unit), "fail")
+
+    async def end(
+        self, unit: UnitName, group: str, grace_s: float, kill_deadline_s: float
+    ) -> tuple[int, ...]:
+        """SIGTERM to all, after *grace_s* SIGKILL; return the pids that survive it.
+
+        Raises:
+            OSError: where no SIGKILL could be delivered, which proves nothing.
+        """
+        with contextlib.suppress(OSError):  # SIGKILL follows in any case, and tells what is wrong
+            await self._kill(unit, Signals.SIGTERM)
+        if await self.empty_within(unit, group, grace_s):
+            return ()
+        deadline_s = asyncio.get_running_loop().time() + kill_deadline_s
+        delivered: OSError | None = TimeoutError("not killed yet")
+        while asyncio.get_running_loop().time() < deadline_s or delivered:
+            try:
+                await self._kill(unit, Signals.SIGKILL)
+                delivered = None
+            except OSError as error:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise
+                log.warning("unit_not_killed", unit=unit.value, reason=str(error))
+            if await self.empty_within(unit, group, KILL_EVERY_S):
+                return ()
+        return self.pids(group)
+
+    async def empty_within(self, unit: UnitName, group: str, within_s: float) -> bool:
+        """Wait for the group to be empty; return whether it is. Not to see is not to be gone."""
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        while True:
+            with contextlib.suppress(OSError):
+                if not self.pids(group) and await self._settled(unit) and not self.pids(group):
+                    return True
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return False
+            await asyncio.sleep(min(EMPTY_EVERY_S, left_s))
+
+    async def _settled(self, unit: UnitName) -> bool:
+        """Whether systemd puts nothing more into the group by itself (ExecStopPost=); proves nothing else."""
+        if not self._bus.is_up:
+            return True
+        try:
+            facts = await self.facts(unit)
+        except OSError:
+            return True
+        return facts.active_state in {"inactive", "failed"} and not facts.job_id
+
+    async def leaving(self) -> bool:
+        """Whether the system is stopping, or sparkd.target was stopped. Raises OSError."""
+        manager = await self._bus.properties(MANAGER_PATH)
+        if manager.get("SystemState") == "stopping":
+            return True
+        target = facts_of(await self._bus.properties(unit_path(TARGET)))
+        gone = target.loaded and target.active_state not in {"active", "activating"}
+        return gone and target.active_exit_us > 0  # never started is not stopped
+
+    async def close(self) -> None:
+        """Let the bus go."""
+        if self._holding:
+            self._holding.cancel()
+        await self._bus.close()
+
+    async def _kill(self, unit: UnitName, number: Signals) -> None:
+        """Kill every process of the unit; nobody there is not an error."""
+        try:
+            await self._bus.manager("KillUnit", "ssi", service(unit), "all", int(number))
+        except RefusedError as error:
+            if error.name not in NOBODY:
+                raise
+
+    async def _hold(self) -> None:
+        """Keep systemd from forgetting the units as soon as they end (freed when this session ends)."""
+        for unit in UnitName:
+            try:
+                await self._bus.manager("RefUnit", "s", service(unit))
+            except OSError as error:
+                log.info(
+                    "unit_not_held", unit=unit.value, reason=str(error), note="its exit is read from its note"
+                )
+
+    def _came_up(self) -> None:
+        self._holding = asyncio.create_task(self._hold(), name="hold-units")
+        self._news(frozenset(UnitName))
+
+    def _heard(self, message: Message) -> None:
+        unit = self._units.get(message.path or "")
+        if unit is not None or message.member == "JobRemoved":
+            self._news(frozenset(UnitName) if unit is None else frozenset({unit}))

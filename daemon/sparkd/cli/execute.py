@@ -1,0 +1,82 @@
+"""`sparkd exec UNIT`: what systemd starts. Becomes the engine, or refuses with 78 and says why.
+
+Runs as the engine's user. The daemon's order (`adapters.launch`) names a stamp and settings; what is
+executed comes from the root-owned configuration alone. The order is refused where it is missing, was run
+before, or amounts to something else here than the daemon has told the cluster (the configuration or sparkd
+itself has changed since).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkd.adapters.launch import Launch, LaunchError, read_launch, read_ran, write_ran
+from sparkd.adapters.notify import Notifier
+from sparkd.config import EX_CONFIG, Loaded
+from sparkd.engines.digest import node_digest
+from sparkd.engines.member import render_unit
+from sparkd.engines.model import Rendered
+from sparkd.words import UnitName
+
+
+class RefusedError(Exception):
+    """The unit does not run; the text says what to do."""
+
+
+def execute(unit: UnitName, loaded: Loaded, environ: Mapping[str, str]) -> int:
+    """Become the unit's process; return only where that is refused, with the exit code."""
+    notifier, run_dir = Notifier.of(environ), Path(loaded.paths.run_dir)
+    try:
+        launch = _order(unit, run_dir)
+        rendered = _rendered(launch, loaded)
+        program = _program(rendered)
+        write_ran(run_dir, unit, launch.stamp, environ.get("INVOCATION_ID", ""))
+        for warning in rendered.warnings:
+            print(f"sparkd exec {unit}: {warning}", file=sys.stderr)
+        notifier.status(f"generation {launch.stamp.generation} (epoch {launch.stamp.epoch})")
+        notifier.ready()
+        os.execve(program, rendered.argv, dict(rendered.env))  # noqa: S606 - becoming the engine is the job
+    except (RefusedError, LaunchError, OSError, ValueError) as error:
+        notifier.status(f"refused: {error}")
+        print(f"sparkd exec {unit}: refused: {error}", file=sys.stderr)
+        return EX_CONFIG
+
+
+def _order(unit: UnitName, run_dir: Path) -> Launch:
+    launch, (ran, _) = read_launch(run_dir, unit), read_ran(run_dir, unit)
+    if launch is None:
+        raise RefusedError("there is no order to run; sparkd starts this unit itself: sparkctl start")
+    if launch.stamp.generation <= ran.generation:
+        raise RefusedError(
+            f"generation {launch.stamp.generation} (epoch {launch.stamp.epoch}) has been run before; a new "
+            "one is started by sparkd: sparkctl start"
+        )
+    return launch
+
+
+def _rendered(launch: Launch, loaded: Loaded) -> Rendered:
+    spec, cluster, node = loaded.engine, loaded.cluster, loaded.node
+    rendered = render_unit(
+        launch.unit, spec, cluster, node, loaded.nodes, settings=launch.settings, stamp=launch.stamp
+    )
+    digest = node_digest((rendered,))
+    if digest != launch.digest:
+        raise RefusedError(
+            f"the command is not the one that was ordered (digest {digest[:12]}, ordered "
+            f"{launch.digest[:12]}): the configuration or sparkd itself has changed since; have the daemon "
+            "read it again: systemctl restart sparkd"
+        )
+    return rendered
+
+
+def _program(rendered: Rendered) -> str:
+    """Return the program's path, looked up in the engine's own PATH."""
+    name, env = rendered.argv[0], dict(rendered.env)
+    found = shutil.which(name, path=env.get("PATH", os.defpath))
+    if found is None:
+        raise RefusedError(f"{name} is no program that this user can run, in {env.get('PATH', os.defpath)}")
+    return found

@@ -1,0 +1,80 @@
+"""sparkd under systemd on two nodes: what serves does not notice that a daemon ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from lab import load, netns, systemd_pair
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(bool(systemd_pair.missing()), reason=systemd_pair.missing() or "-"),
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[systemd_pair.Pair]:
+    with systemd_pair.pair() as made:
+        made.start()
+        made.until_serving(120.0)
+        yield made
+
+
+def replaced(machine: systemd_pair.Machine, before: str) -> bool:
+    """Whether another daemon is up."""
+    now = machine.shown("sparkd.service", "MainPID")
+    return now not in {"0", before} and machine.shown("sparkd.service", "ActiveState") == "active"
+
+
+@pytest.mark.parametrize("node", ["head", "worker"])
+@pytest.mark.parametrize("how", ["restart", "SIGKILL"])
+def test_clients_do_not_notice_that_a_daemon_is_replaced(pair, node, how) -> None:
+    machine = getattr(pair, node)
+    said = pair.until_serving(60.0)
+    engines = [other.engine() for other in pair.machines]
+    before = machine.shown("sparkd.service", "MainPID")
+    target = load.Target(pair.head.network, "192.168.200.12", max_tokens=8)
+
+    with load.load(target, streams=2, max_requests=100_000, max_s=100.0) as report:
+        if how == "restart":
+            machine.systemctl("restart", "sparkd")
+        else:
+            machine.systemctl("kill", "-s", "KILL", "--kill-who=main", "sparkd")
+        assert netns.wait_until(lambda: replaced(machine, before), 60.0), pair.told()
+        newer = said["epoch"] + (node == "head")
+        after = pair.until(lambda now: now["serving"] and now["epoch"] >= newer, 60.0)
+        done = report.completed
+        assert netns.wait_until(lambda: report.completed > done, 20.0), "nobody is served any more"
+
+    assert (report.errors, report.first_errors) == (0, [])
+    assert after["generation"] == said["generation"]
+    assert [other.engine() for other in pair.machines] == engines
+    assert [other.stamps() for other in pair.machines] == [{str(said["generation"])}] * 2
+
+
+def test_the_daemon_says_what_it_does(pair) -> None:
+    pair.until_serving(60.0)
+    for machine in pair.machines:
+        said = partial(machine.shown, "sparkd.service", "StatusText")
+        assert netns.wait_until(lambda said=said: said().startswith("serving · "), 20.0), said()
+        assert machine.shown("sparkd.service", "User") == "sparkd"
+        assert machine.shown("sparkd.target", "ActiveState") == "active"
+        assert machine.shown("sparkd-guard.service", "ActiveState") == "inactive"
+
+
+def test_a_node_that_leaves_takes_the_engine_down_in_order(pair) -> None:
+    """The last of this module: nothing is left on either node, and leaving is no incident."""
+    pair.until_serving(60.0)
+    before = pair.head.status()["last_incident"]
+    pair.worker.systemctl("stop", "--no-block", "sparkd.target")
+    said = pair.until(lambda now: now["phase"] == "waiting", 60.0)
+    assert (said["incident"], said["last_incident"]) == (None, before)
+    gone = ("sparkd.service", "sparkd-ray.service")
+    for unit in gone:
+        assert netns.wait_until(lambda unit=unit: pair.worker.shown(unit, "MainPID") == "0", 60.0), unit
+    assert [machine.engine() for machine in pair.machines] == [(), ()]
+    assert [machine.stamps() for machine in pair.machines] == [set(), set()]
