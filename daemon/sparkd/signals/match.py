@@ -189,8 +189,17 @@ def _whole(text: str | None) -> int | None:
 
 
 def _quote(match: re.Match[str], text: str) -> str:
-    """Return the decisive words: the matched lines, of a long match its beginning and its end."""
+    """Return the decisive words: the matched lines, of a long match its beginning and its end.
+
+    In a traceback the exception's own line, not the source line of a frame that names it.
+    """
     start = text.rfind("\n", 0, match.start()) + 1
+    if text[start : start + 1] in {" ", "\t"}:
+        for later in match.re.finditer(text, match.end()):
+            begin = text.rfind("\n", 0, later.start()) + 1
+            if text[begin : begin + 1] not in {" ", "\t"}:
+                match, start = later, begin
+                break
     end = text.find("\n", match.end())
     words = " ".join(text[start : len(text) if end < 0 else end].split())
     if len(words) <= QUOTE_CHARS:

@@ -130,6 +130,11 @@ def _gib(root: Signal, name: str) -> str | None:
     return None if value is None else f"{value / GIB:.2f}"
 
 
+def _size(value: float) -> str:
+    """Return a size in GiB; in MiB where GiB would say next to nothing."""
+    return f"{value / GIB:.2f} GiB" if abs(value) >= GIB / 10 or not value else f"{value / (1 << 20):.0f} MiB"
+
+
 def _used_of_total(root: Signal) -> str:
     used, total = root.quantity("used_bytes"), root.quantity("total_bytes")
     if used is None or not total:
@@ -138,14 +143,11 @@ def _used_of_total(root: Signal) -> str:
 
 
 def _requested(root: Signal) -> str:
-    requested, free, total = (
-        _gib(root, "requested_bytes"),
-        _gib(root, "free_bytes"),
-        _gib(root, "total_bytes"),
-    )
+    requested, free, total = map(root.quantity, ("requested_bytes", "free_bytes", "total_bytes"))
     if requested is None:
         return ""
-    return f"when asked for {requested} GiB" + (f" with {free} of {total} GiB free" if free and total else "")
+    of = f" with {_size(free)} of {_size(total)} free" if free is not None and total else ""
+    return f"when asked for {_size(requested)}{of}"
 
 
 def _free_below_wanted(root: Signal) -> str:
@@ -154,14 +156,16 @@ def _free_below_wanted(root: Signal) -> str:
 
 
 def _kv_cache(root: Signal) -> str:
-    needed, available = _gib(root, "needed_bytes"), _gib(root, "available_bytes")
+    needed, available = root.quantity("needed_bytes"), root.quantity("available_bytes")
     estimated, wanted = root.quantity("estimated_tokens"), root.quantity("wanted_tokens")
     if needed is None or available is None:
         if estimated is None or wanted is None:
             return ""
         return f"({wanted:.0f} tokens wanted, {estimated:.0f} fit)"
+    if not needed:  # the engine rounds to a tenth of a GiB: both are less
+        return "(both what is needed and what is available is below 0.05 GiB)"
     fits = f", which would hold {estimated:.0f} tokens" if estimated is not None else ""
-    return f"({needed} GiB needed, {available} GiB available{fits})"
+    return f"({_size(needed)} needed, {_size(available)} available{fits})"
 
 
 def _profiling(root: Signal) -> str:
