@@ -10,7 +10,7 @@ it serves within a bound made of the policy's own times.
 - `engine`, `memory`: the engine as it truly is, and what it truly needs.
 - `network`, `broker`, `post`: paths, sessions, retained messages, wills; in some worlds the wire's bytes.
 - `faults`: what goes wrong, and people.
-- `checkers`, `judgements`, `liveness`: the rules, held against the world's truth, never a core's state.
+- `checkers`, `judgements`, `truth`, `liveness`: the rules, held against the world's truth, never a core's.
 - `mutants`: each rule of the design switched off once; the worlds must find it.
 - `shrink`, `run`, `batch`, `__main__`: from a violation to its shortest story and the command for it.
 

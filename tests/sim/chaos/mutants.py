@@ -292,7 +292,7 @@ def _monitor_always_off() -> list[Patch]:
         found = plain(*args)
         return found and (replace(found[0], ray_memory_threshold=None), found[1])
 
-    return [(ladder, "step_down", step_down)]
+    return [(ladder, "step_down", step_down), (launch, "_watched", lambda turn: True)]
 
 
 def _same_settings_again() -> list[Patch]:

@@ -40,11 +40,7 @@ HAD: dict[str, tuple[str, ...]] = {
     "ray_node_died": ("raylet", "ray of ", "stopped by hand", *_AWAY),
     "ray_gcs_unreachable": ("Ray's head does not answer", "ray of ", "stopped by hand", *_AWAY),
     "ray_insufficient_resources": (
-        "does not answer",
-        "ray of ",
-        "stopped by hand",
-        "joins",
-        "disturbed",
+        *("does not answer", "raylet", "ray of ", "stopped by hand", "joins", "disturbed"),
         *_AWAY,
     ),
     "wrong_interface": ("joins as address",),
