@@ -17,6 +17,9 @@ def test_who_runs_has_no_ending() -> None:
     assert ending_of(RUNS) is None
     assert ending_of(replace(RUNS, active_state="deactivating", active_exit_us=200)) is None
     assert ending_of(Facts()) is None
+    assert not RUNS.stopping
+    assert replace(RUNS, active_state="deactivating").stopping
+    assert not replace(STOPPED, active_state="deactivating").stopping
 
 
 @pytest.mark.parametrize(
