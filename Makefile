@@ -22,7 +22,8 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: setup
-	@bash tests/packages.sh mosquitto prometheus systemd polkitd dbus
+	@bash tests/packages.sh mosquitto prometheus systemd systemd-container polkitd dbus iproute2
+	@bash tests/systemd_python.sh $(VENV)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 

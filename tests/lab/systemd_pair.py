@@ -67,7 +67,7 @@ def missing() -> str:
     if not pathlib.Path("/usr/lib/polkit-1/polkitd").exists():
         return "there is no polkit: apt-get install polkitd"
     if importlib.util.find_spec("systemd") is None:
-        return "there is no systemd-python: bash tests/systemd_python.sh"
+        return "there is no systemd-python: bash tests/systemd_python.sh .venv"
     return ""
 
 

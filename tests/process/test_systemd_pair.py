@@ -66,6 +66,30 @@ def test_the_daemon_says_what_it_does(pair) -> None:
         assert machine.shown("sparkd-guard.service", "ActiveState") == "inactive"
 
 
+def test_a_unit_that_a_person_stops_stays_stopped(pair) -> None:
+    """As its own user the daemon still learns whose order it was, also of a unit that ends with 0."""
+    said = pair.until_serving(60.0)
+    pair.head.systemctl("stop", "sparkd-serve")
+    pair.until(lambda now: now["phase"] == "paused", 30.0)
+    assert pair.head.status()["incident"] is None
+    pair.head.box.run("/opt/sparkd/bin/sparkctl", "resume")
+    assert pair.until_serving(90.0)["generation"] > said["generation"]
+
+
+def test_a_daemon_that_stands_still_is_replaced_by_the_watchdog(pair) -> None:
+    """Shortened from 30 s; the engine does not notice."""
+    said = pair.until_serving(60.0)
+    path = "/run/systemd/system/sparkd.service.d/watchdog.conf"
+    pair.worker.box.write(path, "[Service]\nWatchdogSec=5\n")
+    pair.worker.systemctl("daemon-reload")
+    pair.worker.systemctl("restart", "sparkd")
+    before, engine = pair.worker.shown("sparkd.service", "MainPID"), pair.worker.engine()
+    pair.worker.systemctl("kill", "-s", "STOP", "--kill-who=main", "sparkd")
+    assert netns.wait_until(lambda: replaced(pair.worker, before), 90.0), pair.told()
+    assert pair.until_serving(60.0)["generation"] == said["generation"]
+    assert pair.worker.engine() == engine
+
+
 def test_a_node_that_leaves_takes_the_engine_down_in_order(pair) -> None:
     """The last of this module: nothing is left on either node, and leaving is no incident."""
     pair.until_serving(60.0)

@@ -21,10 +21,14 @@ POLKITD = next((path for path in POLKIT if Path(path).exists()), None)
 NAMESPACE = ("unshare", "--mount", "--propagation", "private")
 SPARKD, STRANGER = 64321, 64322
 UNITS = ("sparkd-ray.service", "sparkd-serve.service", "sparkd-files.service")
-VERBS = ("start", "stop", "kill", "reset-failed")
+VERBS = ("start", "kill", "ref")
 ALLOWED = [(SPARKD, unit, verb) for unit in UNITS for verb in VERBS]
 REFUSED = [
-    *((SPARKD, unit, verb) for unit in UNITS for verb in ("restart", "reload", "set-property", "freeze")),
+    *(
+        (SPARKD, unit, verb)
+        for unit in UNITS
+        for verb in ("stop", "restart", "reload", "set-property", "freeze")
+    ),
     *((SPARKD, unit, "stop") for unit in ("sparkd.service", "sparkd-guard.service", "ssh.service")),
     *((SPARKD, unit, "start") for unit in ("xsparkd-ray.service", "sparkd-ray.service.x", "sparkd-ray")),
     (SPARKD, "", ""),

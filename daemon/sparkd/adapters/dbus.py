@@ -30,6 +30,10 @@ RECONNECT_S = 1.0
 FAILURES = (OSError, EOFError, DBusFastError)
 
 
+# The last parts of the names of errors by which polkit says no.
+DENIED = (".AccessDenied", ".InteractiveAuthorizationRequired")
+
+
 class BusLostError(OSError):
     """The bus is not there or does not answer: nothing is known."""
 
@@ -38,9 +42,7 @@ class RefusedError(OSError):
     """systemd answered with an error; `name` is its name on the bus."""
 
     def __init__(self, name: str, text: str) -> None:
-        super().__init__(
-            errno.EPERM if name.endswith((".AccessDenied", "AuthorizationRequired")) else 0, text
-        )
+        super().__init__(errno.EPERM if name.endswith(DENIED) else 0, text)
         self.name = name
 
     def __str__(self) -> str:
@@ -196,5 +198,7 @@ def _answer(reply: Message | None, member: str) -> list[Any]:
         raise BusLostError(f"the system bus gave no answer: {member}")
     if reply.message_type is MessageType.ERROR:
         text = str(reply.body[0]) if reply.body else "no reason given"
-        raise RefusedError(str(reply.error_name), f"systemd refuses {member}: {text}")
+        name = str(reply.error_name)
+        hint = "; is sparkd's polkit rule there? sudo sparkctl install" if name.endswith(DENIED) else ""
+        raise RefusedError(name, f"systemd refuses {member}: {text}{hint}")
     return list(reply.body)

@@ -31,6 +31,11 @@ class Facts:
     result: str = ""
     status_text: str = ""
 
+    @property
+    def stopping(self) -> bool:
+        """Whether a root that runs is being ended by a job of systemd."""
+        return self.active_state == "deactivating" and self.main_pid != 0
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -33,6 +33,7 @@ class Watch:
     group: str
     invocation: str = ""
     pid: int = 0
+    by_job: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,6 +69,7 @@ class Follower:
             "unit_exited", unit=unit.value, generation=generation, code=ending.code, signal=ending.signal
         )
         if ending.by_job and not await self._left():
+            log.warning("unit_stopped_by_hand", unit=unit.value, generation=generation)
             self._emit(UnitStoppedByHand(unit, generation))
         self._emit(UnitExited(unit, generation, code=ending.code, signal=ending.signal))
         watch.exited.set()
@@ -84,12 +86,15 @@ class Follower:
         except OSError:
             facts = None
         if facts and facts.invocation == watch.invocation:
+            watch.by_job = watch.by_job or facts.stopping
             return ending_of(facts)
         empty = await self._services.empty_within(watch.unit, watch.group, 0.0)
         if empty and facts is None:
             await asyncio.sleep(NOTE_S)
         noted = read_exit(self._run_dir, watch.unit, watch.invocation)
-        return noted or (Ending() if empty or facts else None)
+        if noted is None:
+            return Ending() if empty or facts else None
+        return replace(noted, by_job=watch.by_job)
 
     async def _left(self) -> bool:
         try:
