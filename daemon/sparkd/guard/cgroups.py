@@ -63,6 +63,11 @@ class GroupScope:
 
     def refresh(self) -> None:
         """List groups and processes anew; hold the new ones, let go of the dead and of those that left."""
+        self.seek()
+        self.recount()
+
+    def seek(self) -> None:
+        """List the groups anew."""
         found: list[str] = []
         for base in self._bases:
             _walk(base + self.path, found, DEPTH_MOST)
@@ -71,12 +76,15 @@ class GroupScope:
         for path in found:
             self._open(path)
         self._open_kills()
+
+    def recount(self) -> None:
+        """List the processes of the known groups anew: cheaper, and often enough."""
         self.held.drop_dead()
         pids = self._pids()
         for pid, place in pids.items():
             self.held.hold(pid, place)
         self.held.keep_only(pids)
-        self.held.rename_some(4)
+        self.held.rename_some(1)
 
     def _open(self, path: str) -> None:
         if path not in self._groups:
@@ -124,6 +132,9 @@ class GroupScope:
         """Send *number* to everybody in it; return whom. Opens nothing but who is new."""
         self.held.drop_dead()
         pids = self._pids()
+        if not pids:  # it may have begun since the groups were listed
+            self.seek()
+            pids = self._pids()
         fresh = [pid for pid in pids if pid not in self.held.members]
         found = [self.held.hold(pid, place, named=False) for pid, place in pids.items()]
         if fresh:  # whoever was held just now may have been another's successor: look again

@@ -10,12 +10,13 @@ import sys
 TYPE_CHECKING = False
 
 # linux/mman.h; malloc.h of glibc.
-_MCL_CURRENT, _MCL_FUTURE = 1, 2
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
-_HEAP_BYTES = 512 << 10
+_HEAP_BYTES = 384 << 10
 _PR_SET_TIMERSLACK = 29
 # Sizes of the small objects of a look or a kill, by the allocator's classes, and how many of each.
-_SMALL_MOST, _STEP, _OF_EACH = 512, 16, 48
+_SMALL_MOST, _STEP, _OF_EACH = 512, 16, 32
+_MAPS_PART_BYTES = 16 << 10
 OOM_SCORE_ADJ = -1000
 
 
@@ -31,11 +32,35 @@ def settle_malloc() -> None:
 
 
 def lock() -> str:
-    """Lock this process's memory, what comes later included; return why not, empty where it is locked."""
+    """Lock this process's memory, what comes later included; return why not, empty where it is locked.
+
+    Of programs and libraries the pages that are used: the rehearsal uses what a kill does, and the rest of
+    the interpreter would be a third of what the guard may take. Of its own data every page, used or not.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE) == 0:
+    if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0:
+        for first, end in own_data():
+            libc.mlock(ctypes.c_void_p(first), ctypes.c_size_t(end - first))
         return ""
     return f"memory is not locked: {os.strerror(ctypes.get_errno())}; give it CAP_IPC_LOCK"
+
+
+def own_data() -> list[tuple[int, int]]:
+    """Return where this process's writable memory of no file lies: heap, stack, arenas."""
+    fd = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, _MAPS_PART_BYTES):
+            parts.append(part)
+    finally:
+        os.close(fd)
+    found = []
+    for line in b"".join(parts).splitlines():
+        words = line.split()
+        if words[1].startswith(b"rw") and words[4] == b"0":
+            first, _, end = words[0].partition(b"-")
+            found.append((int(first, 16), int(end, 16)))
+    return found
 
 
 def take_ahead() -> list[bytes]:
@@ -43,7 +68,7 @@ def take_ahead() -> list[bytes]:
 
     Between the objects that are kept lies one free slot each: the allocator's pools stay, with room in them.
     """
-    bytearray(_HEAP_BYTES)  # freed at once; the heap keeps it
+    bytes(b"\1" * _HEAP_BYTES)  # freed at once; the heap keeps it
     kept = [bytes(size) for size in range(1, _SMALL_MOST - 32, _STEP) for _ in range(_OF_EACH)]
     del kept[::2]
     return kept

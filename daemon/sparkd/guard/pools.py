@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkd.guard.settings import Settings
 
 _KIB = 1024
-_BUFFER_BYTES = 16384
+_BUFFER_BYTES = 8192
 _ZONES_MAX_BYTES = 1 << 18
 # A limit of a control group beyond this is none (v1 writes 2^63 less a page).
 _NO_LIMIT = 1 << 60
@@ -88,7 +88,7 @@ class Host:
             return
         parts, left = [], _ZONES_MAX_BYTES
         try:
-            while left > 0 and (part := os.read(fd, left)):
+            while left > 0 and (part := os.read(fd, _BUFFER_BYTES)):
                 parts.append(part)
                 left -= len(part)
         except OSError:
@@ -143,6 +143,7 @@ class Group:
     def __init__(self, path: str, name: str, v2: bool) -> None:
         files = ("max", "current", "stat") if v2 else ("limit_in_bytes", "usage_in_bytes", "stat")
         self.name, self.path = name, path
+        self.limit: int | None = None
         self._limit, self._usage, self._stat = (KeptFile(f"{path}/memory.{file}") for file in files)
         self._keys = (
             (b"\ninactive_file ", b"\nactive_file ")
@@ -155,10 +156,10 @@ class Group:
         """Whether its files are open."""
         return self._limit.there and self._usage.there and self._stat.there
 
-    def limit(self) -> int | None:
-        """Return its limit in bytes, None where it has none."""
+    def weigh_limit(self) -> None:
+        """Read its limit anew: that changes rarely, and most groups have none."""
         found = only_number(self._limit.text, self._limit.read())
-        return None if found is None or found >= _NO_LIMIT else found
+        self.limit = None if found is None or found >= _NO_LIMIT else found
 
     def read(self, near: int) -> Level | None:
         """Return its level; None where it has no limit or does not say.
@@ -166,8 +167,11 @@ class Group:
         *near*: the file cache is only looked up (which is slow) with less than twice this many bytes to the
         limit; above, all that is used counts, which is never too little.
         """
-        limit, usage = self.limit(), only_number(self._usage.text, self._usage.read())
-        if not limit or usage is None:
+        limit = self.limit
+        if not limit:
+            return None
+        usage = only_number(self._usage.text, self._usage.read())
+        if usage is None:
             return None
         free = max(limit - usage, 0)
         if free > 2 * near:
@@ -216,6 +220,8 @@ class Pools:
                 found = group_at(self._root, path, path or "container")
                 if found is not None:
                     self._groups[path] = found
+        for group in self._groups.values():
+            group.weigh_limit()
         self.host.reopen()
 
     def read(self, near: int) -> list[Level]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOUND_MOST = 16
-_READ_BYTES = 1 << 16
+_READ_BYTES = 32 << 10
 # Defaults of the programs: earlyoom 1.7 -m 10 -s 10; nohang 0.2 soft_threshold_min_mem = 5 %; Ray 0.95.
 EARLYOOM_PERCENT, NOHANG_PERCENT, RAY_THRESHOLD = 10.0, 5.0, 0.95
 NOHANG_CONF = "/etc/nohang/nohang.conf"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS = ("psm_", "nccl-", "torch_", "sem.mp-", "sem.loky-", "VLLM_", "vllm_", "mp-", "loky-")
 FILES_MOST = 4096
 LOOKS_AT_FOREIGN = 3
-_MAPS_MAX_BYTES = 8 << 20
+_MAPS_MAX_BYTES, _PART_BYTES = 64 << 20, 16 << 10
 
 Identity = tuple[int, int]
 
@@ -65,25 +65,27 @@ def _mapped(proc_root: str, pid: int, root: str) -> set[Identity] | None:
         return set()
     except OSError:
         return None
-    parts, left = [], _MAPS_MAX_BYTES
+    found: set[Identity] = set()
+    prefix, rest, left = f" {root}/".encode(), b"", _MAPS_MAX_BYTES
     try:
-        while left > 0 and (part := os.read(fd, left)):
-            parts.append(part)
+        while left > 0 and (part := os.read(fd, _PART_BYTES)):
             left -= len(part)
+            *lines, rest = (rest + part).split(b"\n")
+            found.update(_identity(line) for line in lines if prefix in line)
     except ProcessLookupError:
-        return set()
+        return found
     except OSError:
         return None
     finally:
         os.close(fd)
-    found: set[Identity] = set()
-    prefix = f" {root}/".encode()
-    for line in b"".join(parts).split(b"\n"):
-        if prefix in line:
-            words = line.split()
-            major, _, minor = words[3].partition(b":")
-            found.add((os.makedev(int(major, 16), int(minor, 16)), int(words[4])))
     return found
+
+
+def _identity(line: bytes) -> Identity:
+    """Return device and inode of a line of maps."""
+    words = line.split()
+    major, _, minor = words[3].partition(b":")
+    return os.makedev(int(major, 16), int(minor, 16)), int(words[4])
 
 
 def _opened(proc_root: str, pid: int, root: str) -> set[Identity] | None:

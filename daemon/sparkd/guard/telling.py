@@ -1,9 +1,9 @@
 """What the guard tells: a status file written in place, durable records of trips, lines for the journal.
 
-The status is one JSON object in a file of fixed size, written over itself: nothing is allocated for it,
-and it is there when memory is not. It begins and ends with the same number; a reader that finds two
-different ones reads again. A record is written into a file that was laid out before, so that a full disk
-cannot stop it.
+The status is one JSON object that is written over itself, in place and to its longest length so far: next
+to nothing is allocated for it, and it is there when memory is not. It begins and ends with the same number;
+a reader that finds two different ones reads again. A record is written into a file that was laid out
+before, so that a full disk cannot stop it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ VERSION = 1
 _ESCAPES = {'"': '\\"', "\\": "\\\\"}
 
 
+def _quoted(text: str) -> str:
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return (
+        '"' + "".join(_ESCAPES.get(c) or (c if " " <= c <= "~" else f"\\u{ord(c):04x}") for c in text) + '"'
+    )
+
+
 def as_json(value: Any) -> str:
     """Return JSON of dicts, lists, strings, numbers, None. The json module is too large."""
     if value is None:
@@ -28,11 +36,7 @@ def as_json(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return (
-            '"'
-            + "".join(_ESCAPES.get(c) or (c if " " <= c <= "~" else f"\\u{ord(c):04x}") for c in value)
-            + '"'
-        )
+        return _quoted(value)
     if isinstance(value, float):
         return "null" if not abs(value) < float("inf") else repr(round(value, 6))
     if isinstance(value, int):
@@ -48,7 +52,7 @@ def plain(data: bytes) -> str:
 
 
 class StatusFile:
-    """The status, at a fixed place and of a fixed size. Held locked: one guard a node."""
+    """The status, at a fixed place. Held locked: one guard a node."""
 
     def __init__(self, path: str) -> None:
         """Make it. Raises OSError where it cannot be made, BlockingIOError where another guard holds it."""
@@ -62,8 +66,8 @@ class StatusFile:
         except OSError:
             os.close(self._fd)
             raise
-        os.ftruncate(self._fd, STATUS_BYTES)
-        self._number = 0
+        os.ftruncate(self._fd, 0)
+        self._number = self._longest = 0
 
     def write(self, status: dict[str, Any]) -> bool:
         """Write *status* over the last one; False where it does not fit or cannot be written."""
@@ -71,8 +75,9 @@ class StatusFile:
         text = as_json({"seq": self._number, "version": VERSION} | status | {"seq_end": self._number})
         if len(text) >= STATUS_BYTES:
             return False
+        self._longest = max(self._longest, len(text))
         try:
-            os.pwrite(self._fd, (text + " " * (STATUS_BYTES - 1 - len(text)) + "\n").encode("ascii"), 0)
+            os.pwrite(self._fd, (text.ljust(self._longest) + "\n").encode("ascii"), 0)
         except OSError:
             return False
         return True
@@ -94,7 +99,8 @@ class Records:
                 self._spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
             )
             try:
-                _write(fd, b" " * RECORD_BYTES)
+                for _ in range(RECORD_BYTES // STATUS_BYTES):
+                    _write(fd, b" " * STATUS_BYTES)
                 os.fsync(fd)
             finally:
                 os.close(fd)

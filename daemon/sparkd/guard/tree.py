@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkd.guard.settings import Settings
 
 ENTRY = b"\0SPARKD_STAMP="
-_ENVIRON_MAX_BYTES = 1 << 20
+_ENVIRON_MAX_BYTES, _READ_BYTES = 1 << 20, 16 << 10
 # A process that was found between fork and exec has its parent's environment still: look more than once.
 LOOKS_AT_MARK = 3
 MARKS_A_TURN = 64
@@ -31,7 +31,7 @@ def read_mark(proc_root: str, pid: int) -> bytes:
         return b""
     parts, left = [b"\0"], _ENVIRON_MAX_BYTES
     try:
-        while left > 0 and (part := os.read(fd, left)):
+        while left > 0 and (part := os.read(fd, _READ_BYTES)):
             parts.append(part)
             left -= len(part)
     except OSError:
@@ -63,6 +63,13 @@ class TreeScope:
         """Whether anything of it lives."""
         return bool(self.held.members)
 
+    def seek(self) -> None:
+        """Nothing to list beside the processes."""
+
+    def recount(self) -> None:
+        """List the processes anew."""
+        self.refresh()
+
     def refresh(self) -> None:
         """List the processes; take in those of the tree, have the environments of new ones read."""
         self.held.drop_dead()
@@ -73,7 +80,7 @@ class TreeScope:
         if asked and self._clerk.ask("marks", self._read_marks, asked):
             for pid in asked:
                 self._others[pid] -= 1
-        self.held.rename_some(4)
+        self.held.rename_some(1)
 
     def _read_marks(self, pids: list[int]) -> None:
         """On the clerk's thread: note who carries the mark."""

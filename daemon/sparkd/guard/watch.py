@@ -11,6 +11,7 @@ from sparkd.guard.cgroups import GroupScope
 from sparkd.guard.clerk import Clerk
 from sparkd.guard.decide import STALLED, Floors, Level
 from sparkd.guard.lease import LeaseFile
+from sparkd.guard.members import rehearse
 from sparkd.guard.rivals import Rivals
 from sparkd.guard.shm import SharedMemory
 from sparkd.guard.sight import Sight
@@ -65,9 +66,10 @@ class Watch:
 
     def _all_chores(self) -> list[Chore]:
         return [
-            Chore(0.5, self.lease.refresh),
-            Chore(1.0, lambda _now: self.scope.refresh()),
-            Chore(1.0, lambda now: self.sight.weigh_stall(now, self.lease.lease.phase)),
+            Chore(1.0, self.lease.refresh),
+            Chore(2.0, lambda _now: self.scope.recount()),
+            Chore(5.0, lambda _now: self.scope.seek()),
+            Chore(2.0, lambda now: self.sight.weigh_stall(now, self.lease.lease.phase)),
             Chore(1.0, self.tell),
             Chore(5.0, lambda _now: self.sight.pools.refresh(self.scope.path)),
             Chore(10.0, self._ask_for_shm),
@@ -81,16 +83,17 @@ class Watch:
         self.clerk.start()
         self.records.prepare()
         self.sight.pools.host.weigh_reserve()
-        self.notes.note("lock", locked.lock())
         self.notes.note("priority", locked.go_first(settings.realtime))
         self.notes.note("oom", locked.go_last(settings.proc_root))
         kept = locked.take_ahead()
         self._rehearse()
+        self.notes.note("lock", locked.lock())
         locked.freeze()
         return kept
 
     def _rehearse(self) -> None:
         """Go the whole way to a kill once, with signal 0, so that its pages are here and its code is warm."""
+        self.scope.refresh()
         self.keep_house(self.clock())
         for _ in range(3):
             self.look(self.clock())
@@ -98,6 +101,7 @@ class Watch:
         trip = Trip(STALLED, level, Floors(0, 0), self.clock())
         for _ in range(3):
             trip.strike(self.scope, 0, self.clock)
+        rehearse(self.clock)
         report.trip_says(trip, "", self.trips.enforce)
 
     def run(self) -> None:
