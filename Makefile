@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab contract sim sim-long bench-diagnose bench-policy clean setup
+.PHONY: demo test lint lab contract sim sim-long bench-diagnose bench-policy bench-guard clean setup
 
 setup: $(VENV)/.complete
 
@@ -50,6 +50,11 @@ bench-diagnose: setup
 # The memory ladder against two habits and an oracle, on generated failures; the last line is JSON.
 bench-policy: setup
 	@$(BIN)/python -m benchmarks.policy --seed $(or $(SEED),1) $(ARGS)
+
+# The memory guard beside Debian's earlyoom and nohang, and a real hog (root; about 15 minutes); the last line is JSON.
+bench-guard: setup
+	@bash tests/packages.sh earlyoom nohang
+	@$(BIN)/python -m benchmarks.guard $(ARGS)
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
