@@ -1,0 +1,177 @@
+"""Every rule that must hold after a step: what keeps it, and what breaks it by a hair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core.given import NOW, POLICY, RAY, SERVE, head_state, intent_of, unit, worker_state
+from sim.world import make_policy
+from sparkd.core.invariants import RULES, check
+from sparkd.core.messages import UnitState
+from sparkd.core.records import Times
+from sparkd.core.state import Failure, Incident
+from sparkd.words import Backend, Phase, Settings, Stamp
+
+FAILURE = Failure(7, Phase.SERVING, Times(detected_s=NOW))
+RUNS_ALL = intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", (RAY,))))
+EVERY_RANK = intent_of(wanted=(("spark-a", (SERVE,)), ("spark-b", (SERVE,))))
+MP = replace(POLICY, backend=Backend.MP)
+FLOORED = replace(POLICY, settings=Settings(gpu_memory_utilization=0.85))
+
+
+def incident(*causes: str) -> Incident:
+    return Incident(1, NOW, causes=causes)
+
+
+def units(*made) -> dict:
+    return {"units": made}
+
+
+HOLDS = {
+    "serving": head_state(intent=RUNS_ALL, member=units(unit(RAY), unit())),
+    "an old generation that is gone beside one that runs": head_state(
+        member=units(unit(generation=6, state=UnitState.GONE), unit(RAY), unit(state=UnitState.STARTING))
+    ),
+    "an old generation that is being stopped": head_state(
+        member=units(unit(generation=6, state=UnitState.STOPPING), unit(RAY))
+    ),
+    "emptied up to the generation before": head_state(member={**units(unit()), "emptied_generation": 6}),
+    "failing with a failure": head_state(Phase.FAILING, failure=FAILURE),
+    "a failure while backing off": head_state(Phase.BACKING_OFF, failure=FAILURE),
+    "stopping in order": head_state(Phase.STOPPING, intent=RUNS_ALL),
+    "paused while serving": head_state(Phase.PAUSED, intent=RUNS_ALL),
+    "a cache at its floor": head_state(settings=Settings(kv_cache_bytes=1 << 30)),
+    "the share at its floor": head_state(settings=Settings(gpu_memory_utilization=0.5)),
+    "the longest wait": head_state(Phase.BACKING_OFF, backoff_until_s=NOW - 50.0 + 330.0),
+    "an incident while fencing": head_state(Phase.FENCING, incident=incident("nccl_timeout")),
+    "as many relaunches as the budget and the failure that ends it": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 4)
+    ),
+    "unknown, twice unchanged, a memory step, and the failure that ends it": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 4)
+    ),
+    "memory may fail as often as there are steps": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["ray_oom_kill"] * 9)
+    ),
+    "a retry while escalated": head_state(Phase.ESCALATED, retry_at_s=NOW),
+    "a retry while stopping": head_state(Phase.STOPPING, retry_at_s=NOW),
+    "a retry while stopped": head_state(Phase.STOPPED, retry_at_s=NOW),
+    "no intent yet": head_state(Phase.WAITING, intent=None),
+    "a worker": worker_state(),
+}
+BROKEN = {
+    "no two generations work on this node": [
+        head_state(member=units(unit(generation=6), unit())),
+        head_state(member=units(unit(generation=6, state=UnitState.STARTING), unit())),
+    ],
+    "nothing starts without an intent": [
+        head_state(member={**units(unit(state=UnitState.STARTING)), "intent": None}),
+        head_state(member={**units(unit(state=UnitState.STARTING)), "intent": intent_of(Stamp(2, 6))}),
+    ],
+    "no unit is of a generation that was never seen": [head_state(member=units(unit(generation=8)))],
+    "a generation with living units is not called dead": [
+        head_state(member={**units(unit()), "emptied_generation": 7}),
+        head_state(member={**units(unit(state=UnitState.UNKILLABLE)), "emptied_generation": 8}),
+    ],
+    "serving was launched": [head_state(launched_at_s=None)],
+    "failing has a failure": [head_state(Phase.FAILING)],
+    "a live generation has no open failure": [
+        head_state(failure=FAILURE),
+        head_state(Phase.FORMING, failure=FAILURE),
+    ],
+    "units are wanted in live phases only": [
+        head_state(Phase.WAITING, intent=RUNS_ALL),
+        head_state(Phase.ESCALATED, intent=RUNS_ALL),
+    ],
+    "settings stay within the operator's bounds": [
+        head_state(settings=Settings(gpu_memory_utilization=0.901)),
+        head_state(settings=Settings(gpu_memory_utilization=0.499)),
+        head_state(settings=Settings(kv_cache_bytes=(1 << 30) - 1)),
+    ],
+    "settings that failed for memory are not tried again": [head_state(failed=(Settings(),))],
+    "no cause gets more relaunches than its budget": [
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 5)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 5)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident("peer_lost", *["nccl_timeout"] * 5)),
+    ],
+    "no wait is longer than the operator allows": [
+        head_state(Phase.BACKING_OFF, backoff_until_s=NOW - 50.0 + 330.001)
+    ],
+    "no incident is open where nothing is on the way": [
+        head_state(incident=incident()),
+        head_state(Phase.ESCALATED, incident=incident()),
+        head_state(Phase.STOPPED, incident=incident()),
+    ],
+    "only an escalation is tried again by itself": [head_state(retry_at_s=NOW)],
+    "orders are this instance's, of the newest epoch": [
+        head_state(intent=intent_of(coordinator="a#2")),
+        head_state(intent=intent_of(Stamp(3, 7)), seen=Stamp(3, 7)),
+        head_state(seen=Stamp(1, 7)),
+    ],
+    "never one rank alone is wanted": [
+        head_state(intent=intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", ())))),
+        head_state(intent=intent_of(wanted=(("spark-a", (RAY,)), ("spark-b", (RAY, SERVE))))),
+        head_state(intent=intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", (RAY, SERVE))))),
+    ],
+    "Ray's monitor is off only with an enforcing guard": [
+        head_state(settings=Settings(ray_memory_threshold=None))
+    ],
+}
+CASES = [(rule, state) for rule, states in BROKEN.items() for state in states]
+
+
+@pytest.mark.parametrize("what", HOLDS)
+def test_what_is_allowed_breaks_no_rule(what) -> None:
+    assert check(HOLDS[what], make_policy(HOLDS[what].node)) == ()
+
+
+@pytest.mark.parametrize(("rule", "state"), CASES)
+def test_what_is_not_allowed_breaks_that_rule_alone(rule, state) -> None:
+    assert check(state, POLICY) == (rule,)
+
+
+def test_who_only_observes_runs_nothing() -> None:
+    observes = replace(POLICY, observe_only=True)
+
+    assert check(head_state(), observes) == ()
+    assert check(head_state(member=units(unit())), observes) == ("who only observes runs nothing",)
+
+
+def test_over_mp_serve_is_wanted_on_every_rank() -> None:
+    alone = intent_of(wanted=(("spark-a", (SERVE,)), ("spark-b", ())))
+
+    assert check(head_state(intent=EVERY_RANK), MP) == ()
+    assert check(head_state(intent=alone), MP) == ("never one rank alone is wanted",)
+    assert check(head_state(Phase.STOPPING, intent=alone), MP) == ()
+
+
+def test_the_bounds_are_the_operators_also_where_he_asks_for_more_than_a_floor() -> None:
+    pinned = Settings(kv_cache_bytes=1 << 20)
+    asks = replace(POLICY, settings=pinned)
+    low = replace(POLICY, settings=Settings(gpu_memory_utilization=0.4))
+
+    assert check(head_state(settings=pinned), asks) == ()
+    assert check(head_state(settings=low.settings), low) == ()
+    assert check(head_state(settings=FLOORED.settings), FLOORED) == ()
+    assert check(head_state(settings=Settings()), FLOORED) == ("settings stay within the operator's bounds",)
+
+
+def test_with_a_guard_that_enforces_the_monitor_may_be_off() -> None:
+    off = head_state(settings=Settings(ray_memory_threshold=None))
+
+    assert check(off, replace(POLICY, guard_enforcing=True)) == ()
+
+
+def test_the_budget_is_the_larger_of_the_operators_two() -> None:
+    patient = replace(POLICY, transient_budget=5)
+    failing = head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 6))
+
+    assert check(failing, patient) == ()
+    assert check(failing, replace(POLICY, unknown_unchanged=4)) == ()
+    assert check(failing, POLICY) != ()
+
+
+def test_every_rule_has_a_state_that_breaks_it() -> None:
+    assert {rule for rule, _ in RULES} == {*BROKEN, "who only observes runs nothing"}
