@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab contract sim sim-long bench-diagnose bench-policy clean setup
+.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy clean setup
 
 setup: $(VENV)/.complete
 
@@ -32,6 +32,12 @@ sim: setup
 
 sim-long: setup
 	@$(BIN)/python -m sim.chaos --worlds $(or $(WORLDS),20000) --seed $(or $(SEED),100000) --jobs $$(nproc)
+
+# Mutation testing of the core, about 90 minutes on two cores (docs/mutants.md); MUTANTS='*fence*' for some of it.
+MUTATED := build/mutants
+mutants: setup
+	$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r mutants.lock
+	@PATH=$(CURDIR)/$(BIN):$$PATH bash tests/mutation/run.sh $(MUTATED) $(MUTANTS)
 
 lab: setup
 	@bash tests/packages.sh iproute2
