@@ -486,9 +486,8 @@ def test_a_head_without_an_epoch_fences_only_with_everybody_present() -> None:
 def stopping(own, theirs, *, after_s=-50.0, backend=Backend.RAY, status=None, **lead):
     """Return the turn so long after the stop began, with so many units on both nodes."""
     told = tuple(UnitStatus(name, 7, UnitState.RUNNING) for name in theirs)
-    peer = worker_seen(
-        status_of_worker(units=told, **(status or {})), mqtt_at_s=NOW + 200.0, heard_at_s=NOW + 200.0
-    )
+    said = status_of_worker(units=told, **(status or {}))
+    peer = lead.pop("peer", worker_seen(said, mqtt_at_s=NOW + 200.0, heard_at_s=NOW + 200.0))
     member = {"units": tuple(made(name) for name in own), **lead.pop("member", {})}
     state = head_state(
         Phase.STOPPING, member=member, peer=peer, intent=OVER_RAY, incident=Incident(4, NOW), **lead
@@ -562,6 +561,9 @@ def test_what_survives_sigkill_is_named_when_stopped() -> None:
     turn = stopping((), (), after_s=14.0, member={"units": (made(state=UnitState.UNKILLABLE),)})
 
     assert turn.lead.needs == "reboot spark-a: processes survive SIGKILL"
+    theirs = {"units": (UnitStatus(SERVE, 7, UnitState.UNKILLABLE),)}
+    both = stopping((), (), after_s=14.0, member=STUCK, peer=worker_seen(status_of_worker(**theirs)))
+    assert both.lead.needs == "reboot spark-a, spark-b: processes survive SIGKILL"
 
 
 def test_a_daemon_that_never_ordered_anything_is_stopped_when_leftovers_were_looked_for() -> None:

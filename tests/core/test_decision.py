@@ -237,6 +237,22 @@ def test_without_numbers_nobody_else_is_blamed(quantities) -> None:
     assert "something else" not in chosen(diagnosed("cuda_oom", **{**LOW, "free_bytes": 0.0})).explanation
 
 
+@pytest.mark.parametrize(
+    ("known", "step"),
+    [
+        ({"loading_available_bytes": 80 * GIB}, "beside what the node held before, 70.8 GiB are left"),
+        ({"baseline_bytes": 90 * GIB}, "beside what the node held before, 76.3 GiB are left"),
+        ({"lowest_available_bytes": GIB}, "99.0 GiB were in use, 4.6 GiB more are to be expected"),
+    ],
+)
+def test_a_memory_step_uses_all_that_was_measured_on_the_node(known, step) -> None:
+    found = chosen(
+        replace(diagnosed("cuda_oom"), phase=Phase.CAPTURING_GRAPHS), facts(kv_cache_bytes=40 * GIB, **known)
+    )
+
+    assert step in found.explanation
+
+
 # -- whose memory --------------------------------------------------------------------------------
 
 NODES = (NodeMemory("spark-a", TOTAL, 90 * GIB, 60 * GIB), NodeMemory("spark-b", TOTAL, 90 * GIB, GIB))

@@ -541,7 +541,11 @@ def test_what_is_kept_is_noted_when_it_changes() -> None:
 
 def admitted(own=0, theirs=0, peer=None, **lead):
     known = peer or worker_seen(status_of_worker(unclean_generation=theirs))
-    member = {"unclean_generation": own, "memory": MemorySample(NOW, 100 * GIB, 119 * GIB)}
+    member = {
+        "unclean_generation": own,
+        "memory": MemorySample(NOW, 100 * GIB, 119 * GIB),
+        "lowest_bytes": GIB,
+    }
     turn = turn_of(head_state(Phase.WAITING, member=member, peer=known, **lead))
     return turn, unclean.admit(turn)
 
@@ -576,6 +580,14 @@ def test_the_newest_unclean_end_counts_as_a_memory_failure_of_its_settings(own, 
     assert adopted == SettingsAdopted(lead.settings, remedied.explanation)
     assert (lead.failed, lead.trial) == ((Settings(),), False)
     assert lead.settings.gpu_memory_utilization < 0.9
+
+
+def test_an_unclean_end_is_one_of_the_memory_of_its_own_node() -> None:
+    theirs = {"unclean_generation": 7, "total_bytes": 60 * GIB, "lowest_bytes": 30 * GIB}
+
+    turn, _ = admitted(peer=worker_seen(status_of_worker(**theirs)))
+
+    assert turn.lead.settings.gpu_memory_utilization == 0.891  # half a GiB of 60
 
 
 def test_so_many_unclean_ends_in_a_row_and_nothing_is_started() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from core.given import POLICY
 from sparkd.core import ladder, room, rungs
-from sparkd.core.need import Known, Need
+from sparkd.core.need import Known, Need, need_of
 from sparkd.core.policy import Floors
 from sparkd.core.rungs import Draft
 from sparkd.core.spikes import NOISE_BYTES
@@ -544,3 +544,95 @@ def test_below_a_request_the_context_pays_with_the_cache_and_then_steps_and_grap
     assert settings.max_model_len == int(20480 * 0.5 / 1.02) // 128 * 128
     assert (settings.max_num_batched_tokens, settings.cudagraph) == (512, CudaGraph.NONE)
     assert "longest context of the model -> 9984 tokens" in said
+
+
+# -- all that helps, and no more -----------------------------------------------------------------
+
+SURE = int(0.07 * GIB) // 1024
+LEAN = Settings(max_num_batched_tokens=512, cudagraph=CudaGraph.NONE)
+REQUEST = {"request_kv_bytes": 12 * GIB, "request_tokens": 40960}
+FOUR_OF_TWELVE = {"needed_bytes": 12.0 * GIB, "available_bytes": 4.0 * GIB}
+
+
+def test_without_an_estimate_the_context_is_cut_by_what_one_request_needs() -> None:
+    share = 1 - (8 * GIB + NOISE_BYTES) / (12 * GIB)
+
+    assert refused(LEAN, known=REQUEST, **FOUR_OF_TWELVE)[0] == replace(
+        LEAN, max_model_len=int(40960 * share) // 128 * 128
+    )
+    assert refused(LEAN, **FOUR_OF_TWELVE) is None
+
+
+@pytest.mark.parametrize(("more", "cut"), [(0, False), (1, True)])
+def test_the_context_is_left_alone_where_a_smaller_step_pays_exactly(more, cut) -> None:
+    small = replace(LEAN, max_num_batched_tokens=1024)
+    missing = 512 * SURE - NOISE_BYTES + more
+
+    found = refused(small, known=REQUEST, needed_bytes=4.0 * GIB + missing, available_bytes=4.0 * GIB)
+
+    assert found[0] == replace(LEAN, max_model_len=40832 if cut else None)
+
+
+@pytest.mark.parametrize(("more", "tokens"), [(0, 4096), (1, 2048)])
+def test_gentle_steps_end_where_the_room_is_made_exactly(more, tokens) -> None:
+    wide = replace(LEAN, max_num_batched_tokens=8192)
+    missing = 4096 * SURE - NOISE_BYTES + more
+
+    found = refused(wide, needed_bytes=4.0 * GIB + missing, available_bytes=4.0 * GIB)
+
+    assert found[0].max_num_batched_tokens == tokens
+
+
+@pytest.mark.parametrize(("refusals", "given"), [(0, True), (1, True), (2, False)])
+def test_what_was_taken_too_much_is_given_back_where_the_projected_share_would_not_help(
+    refusals, given
+) -> None:
+    low = replace(LEAN, gpu_memory_utilization=0.75)
+
+    for share in (None, 60 * GIB):
+        found = refused(low, share=share, known={"refusals": refusals}, **FOUR_OF_TWELVE)
+        assert found == (
+            (replace(low, gpu_memory_utilization=0.825), "utilisation 0.75 -> 0.825, given back")
+            if given
+            else None
+        )
+
+
+def test_a_smaller_share_alone_makes_no_room() -> None:
+    assert refused(LEAN, share=60 * GIB, **FOUR_OF_TWELVE) is None
+
+
+def test_what_the_next_start_should_leave_is_taken_from_a_pinned_cache_only() -> None:
+    said = {**FOUR_OF_TWELVE, "estimated_tokens": 40960.0}
+
+    assert refused(free=GIB, **said)[0] == Settings(max_model_len=26624)
+
+
+def test_a_pinned_cache_is_not_helped_by_smaller_steps_or_fewer_graphs() -> None:
+    pinned = Settings(kv_cache_bytes=4 * GIB, max_num_batched_tokens=8192)
+    said = {"needed_bytes": 4.2 * GIB, "available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    assert refused(pinned, **said)[0] == replace(pinned, max_model_len=40320)
+    without = refused(pinned, known=REQUEST, needed_bytes=4.2 * GIB, available_bytes=4.0 * GIB)
+    assert without[0] == replace(pinned, max_model_len=40064)
+
+
+def test_where_a_rule_changes_nothing_no_refusal_is_foreseen_either() -> None:
+    small = need(known={"weights_bytes": 80 * GIB, "request_kv_bytes": 10 * GIB, "request_tokens": 40960})
+    lazy = replace(LEAN, load_format=LoadFormat.LAZY)
+
+    assert room.foresee(Draft(lazy), small, FLOORS).said
+    assert ladder.load_lightly(lazy, small, LOW, FLOORS) is None
+    assert ladder.shrink_steps(lazy, small, LOW, FLOORS) is None
+
+
+def test_where_smaller_steps_pay_for_all_the_cache_is_pinned_so_that_what_they_free_stays_free() -> None:
+    wide = Settings(max_num_batched_tokens=32768)
+    known = {"kv_cache_bytes": 4 * GIB}
+    reads = failed(used_bytes=90.0 * GIB)
+    over = need_of(reads, Known(wide, total_bytes=TOTAL, **known), wide, POLICY)
+    used = 90 * GIB + over.aim_bytes - over.read_bytes - over.rest_bytes + int(1.05 * GIB)
+
+    settings, _ = down(settings=wide, known=known, used_bytes=float(used))
+
+    assert settings == replace(wide, max_num_batched_tokens=16384, kv_cache_bytes=4 * GIB)

@@ -15,7 +15,7 @@ import pytest
 
 from sim import world
 
-QUICK_S = 0.1
+QUICK_S = 0.04
 """Processor time: a busy machine does not change which tests decide."""
 
 HANDED_OVER = "tests/core/test_remedy.py::test_what_the_daemon_hands_over_is_known"
