@@ -33,7 +33,7 @@ sim: setup
 sim-long: setup
 	@$(BIN)/python -m sim.chaos --worlds $(or $(WORLDS),20000) --seed $(or $(SEED),100000) --jobs $$(nproc)
 
-# Mutation testing of the core, about 90 minutes on two cores (docs/mutants.md); MUTANTS='*fence*' for some of it.
+# Mutation testing of the core, about 15 minutes of processor time (docs/mutants.md); MUTANTS='*core.fence.*' for one module.
 MUTATED := build/mutants
 mutants: setup
 	$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r mutants.lock

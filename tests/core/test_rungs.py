@@ -636,3 +636,31 @@ def test_where_smaller_steps_pay_for_all_the_cache_is_pinned_so_that_what_they_f
     settings, _ = down(settings=wide, known=known, used_bytes=float(used))
 
     assert settings == replace(wide, max_num_batched_tokens=16384, kv_cache_bytes=4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("available", "policy", "raised"),
+    [
+        (60.0, {}, True),
+        (95.0, {}, False),
+        (60.0, {"unified_memory": False}, False),
+        (60.0, {"backend": Backend.MP}, False),
+    ],
+)
+def test_a_refused_cache_loosens_the_monitor_where_the_next_start_would_need_more_than_it_allows(
+    available, policy, raised
+) -> None:
+    """The share of 80 GiB fits beside what was held before the load, or does not."""
+    settings, _ = down(
+        "kv_cache_too_small",
+        Phase.ALLOCATING_KV_CACHE,
+        settings=Settings(gpu_memory_utilization=0.8),
+        policy=replace(POLICY, **policy),
+        known={"loading_available_bytes": int((available + 4) * GIB)},
+        total_bytes=float(TOTAL),
+        needed_bytes=12.0 * GIB,
+        available_bytes=4.0 * GIB,
+        estimated_tokens=40960.0,
+    )
+
+    assert settings.ray_memory_threshold == (0.98 if raised else 0.95)
