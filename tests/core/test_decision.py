@@ -14,7 +14,7 @@ from sparkd.core.restart import backoff, jittered, spend, spent_on
 from sparkd.signals.causes import cause_info
 from sparkd.signals.judge import judge
 from sparkd.signals.model import Diagnosis, Evidence, Quantity, UnitExit
-from sparkd.words import GIB, LoadFormat, Phase, Settings, UnitName
+from sparkd.words import GIB, CudaGraph, LoadFormat, Phase, Settings, UnitName
 
 TOTAL = 100 * GIB
 CAREFUL = Settings(max_num_seqs=4)
@@ -251,6 +251,17 @@ def test_a_memory_step_uses_all_that_was_measured_on_the_node(known, step) -> No
     )
 
     assert step in found.explanation
+
+
+def test_a_memory_step_uses_what_is_known_of_one_request() -> None:
+    """Of 4 GiB, which one request of 32768 tokens needs, half a GiB has to go."""
+    request = {"request_kv_bytes": 4 * GIB, "request_tokens": 32768}
+    lean = Settings(max_num_batched_tokens=512, cudagraph=CudaGraph.NONE)
+
+    found = chosen(diagnosed("cuda_oom", used_bytes=1.0), facts(lean, kv_cache_bytes=4 * GIB, **request))
+
+    assert found.settings.kv_cache_bytes == 4 * GIB - GIB // 2
+    assert found.settings.max_model_len == int(32768 * 3.5 / 4 / 1.02) // 128 * 128
 
 
 # -- whose memory --------------------------------------------------------------------------------

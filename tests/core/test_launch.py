@@ -269,7 +269,7 @@ def test_a_real_generation_that_came_right_serves_and_teaches() -> None:
         },
         canary_ok=True,
         canary_latency_s=0.7,
-        silences=((Phase.PROFILING, 20.0), (Phase.COMPILING, 45.00049)),
+        silences=((Phase.PROFILING, 20.0), (Phase.COMPILING, 45.12349)),
         token_at_s=1.0,
     )
 
@@ -280,7 +280,7 @@ def test_a_real_generation_that_came_right_serves_and_teaches() -> None:
         IncidentClosed(3, "recovered", "nccl_timeout", 7, 1, replace(TIMES, serving_s=NOW)),
     ]
     assert (lead.verified, lead.watch.token_at_s, lead.incident) == (settings, NOW, None)
-    assert lead.silences == ((Phase.COMPILING, 45.0), (Phase.PROFILING, 80.0))
+    assert lead.silences == ((Phase.COMPILING, 45.123), (Phase.PROFILING, 80.0))
 
 
 def test_a_phase_that_was_not_shown_is_still_known_and_a_new_one_is_learned() -> None:

@@ -578,9 +578,11 @@ def test_gentle_steps_end_where_the_room_is_made_exactly(more, tokens) -> None:
     wide = replace(LEAN, max_num_batched_tokens=8192)
     missing = 4096 * SURE - NOISE_BYTES + more
 
-    found = refused(wide, needed_bytes=4.0 * GIB + missing, available_bytes=4.0 * GIB)
+    said = {"available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
 
-    assert found[0].max_num_batched_tokens == tokens
+    found = refused(wide, needed_bytes=4.0 * GIB + missing, **said)
+
+    assert found[0] == replace(wide, max_num_batched_tokens=tokens)
 
 
 @pytest.mark.parametrize(("refusals", "given"), [(0, True), (1, True), (2, False)])

@@ -210,7 +210,7 @@ def test_a_record_is_changed_by_name_and_the_old_one_stays() -> None:
     new = evolve(old, {"ready": False, "swept": True})
 
     assert (new, old) == (Member(ready=False, swept=True), Member(ready=True))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^Member has no field raedy$"):
         evolve(old, {"raedy": False})
 
 
