@@ -264,6 +264,15 @@ def test_a_memory_step_uses_what_is_known_of_one_request() -> None:
     assert found.settings.max_model_len == int(32768 * 3.5 / 4 / 1.02) // 128 * 128
 
 
+def test_refusals_of_one_incident_are_counted() -> None:
+    small = diagnosed("kv_cache_too_small", needed_bytes=12.0 * GIB, available_bytes=4.0 * GIB)
+
+    def after(refusals):
+        return chosen(small, facts(causes=("cuda_oom", *["kv_cache_too_small"] * refusals)))
+
+    assert (after(2).action, after(3).action) == (GO, STOP)
+
+
 # -- whose memory --------------------------------------------------------------------------------
 
 NODES = (NodeMemory("spark-a", TOTAL, 90 * GIB, 60 * GIB), NodeMemory("spark-b", TOTAL, 90 * GIB, GIB))

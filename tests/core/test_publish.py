@@ -203,6 +203,7 @@ def probes(state, now: float) -> list[ProbePeer]:
     publish(turn)
     found = [c for c in turn.commands if isinstance(c, ProbePeer)]
     if found:
+        assert not turn.news
         assert (turn.state.peers[0].probing, turn.state.peers[0].probed_at_s) == (True, now)
     return found
 
