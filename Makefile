@@ -5,7 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
+<<<<<<< HEAD
 .PHONY: demo test lint lab contract sim sim-long bench-diagnose bench-policy bench-guard clean setup
+=======
+.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy clean setup
+>>>>>>> w-mut
 
 setup: $(VENV)/.complete
 
@@ -33,6 +37,12 @@ sim: setup
 
 sim-long: setup
 	@$(BIN)/python -m sim.chaos --worlds $(or $(WORLDS),20000) --seed $(or $(SEED),100000) --jobs $$(nproc)
+
+# Mutation testing of the core, about 15 minutes of processor time (docs/mutants.md); MUTANTS='*core.fence.*' for one module.
+MUTATED := build/mutants
+mutants: setup
+	$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r mutants.lock
+	@PATH=$(CURDIR)/$(BIN):$$PATH bash tests/mutation/run.sh $(MUTATED) $(MUTANTS)
 
 lab: setup
 	@bash tests/packages.sh iproute2

@@ -1,137 +1,177 @@
-"""The rules that hold after every step: each is broken once; left out is only what has not changed."""
+"""Every rule that must hold after a step: what keeps it, and what breaks it by a hair."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from sim.world import World, serving
-from sparkd.core import events as ev
-from sparkd.core.invariants import LEAD_FACTS, LEAD_RULES, MEMBER_FACTS, MEMBER_RULES, check
+from core.given import NOW, POLICY, RAY, SERVE, head_state, intent_of, unit, worker_state
+from sim.world import make_policy
+from sparkd.core.invariants import RULES, check
 from sparkd.core.messages import UnitState
-from sparkd.core.policy import Policy
-from sparkd.core.records import InvariantBroken
-from sparkd.core.state import AT_ONCE, Coordinator, Failure, Incident, Member, State, Unit
-from sparkd.core.step import step
-from sparkd.signals.causes import UNKNOWN
-from sparkd.words import Phase, Settings, Stamp, UnitName
+from sparkd.core.records import Times
+from sparkd.core.state import Failure, Incident
+from sparkd.words import Backend, Phase, Settings, Stamp
 
-RULES = (*MEMBER_RULES, *LEAD_RULES)
-
-
-class Spied:
-    """A part of the state that notes what is read of it."""
-
-    def __init__(self, part: Any, path: str, read: set[str]) -> None:
-        self.part, self.path, self.read = part, path, read
-
-    def __getattr__(self, name: str) -> Any:
-        value, path = getattr(self.part, name), f"{self.path}{name}"
-        if isinstance(value, Member | Coordinator):
-            return Spied(value, f"{path}.", self.read)
-        if path == "seen":
-            return Spied(value, "seen.", self.read)
-        self.read.add(path)
-        return value
-
-
-@pytest.fixture(scope="module")
-def head() -> tuple[State, Policy]:
-    world = World()
-    world.run_until(serving(world))
-    return world.head.state, world.head.policy
-
-
-def lead(state: State, **changes: Any) -> State:
-    return replace(state, coordinator=replace(state.coordinator, **changes))
-
-
-def unit(state: UnitState, generation: int, name: UnitName = UnitName.SERVE) -> Unit:
-    return Unit(name, generation, state, 0.0)
-
-
-def failure(state: State) -> Failure:
-    return Failure(state.coordinator.generation, Phase.SERVING, times=None)  # type: ignore[arg-type]
+FAILURE = Failure(7, Phase.SERVING, Times(detected_s=NOW))
+RUNS_ALL = intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", (RAY,))))
+EVERY_RANK = intent_of(wanted=(("spark-a", (SERVE,)), ("spark-b", (SERVE,))))
+MP = replace(POLICY, backend=Backend.MP)
+FLOORED = replace(POLICY, settings=Settings(gpu_memory_utilization=0.85))
 
 
 def incident(*causes: str) -> Incident:
-    return Incident(1, 0.0, causes=causes)
+    return Incident(1, NOW, causes=causes)
 
 
-WRONG = {
-    "no two generations work on this node": lambda s: replace(
-        s,
-        member=replace(
-            s.member, units=(unit(UnitState.RUNNING, 0), unit(UnitState.RUNNING, 1)), emptied_generation=-1
-        ),
+def units(*made) -> dict:
+    return {"units": made}
+
+
+HOLDS = {
+    "serving": head_state(intent=RUNS_ALL, member=units(unit(RAY), unit())),
+    "an old generation that is gone beside one that runs": head_state(
+        member=units(unit(generation=6, state=UnitState.GONE), unit(RAY), unit(state=UnitState.STARTING))
     ),
-    "nothing starts without an intent": lambda s: replace(
-        s, member=replace(s.member, intent=None, units=(unit(UnitState.STARTING, 1),))
+    "an old generation that is being stopped": head_state(
+        member=units(unit(generation=6, state=UnitState.STOPPING), unit(RAY))
     ),
-    "no unit is of a generation that was never seen": lambda s: replace(s, seen=Stamp(s.seen.epoch, 0)),
-    "a generation with living units is not called dead": lambda s: replace(
-        s, member=replace(s.member, emptied_generation=s.seen.generation)
+    "emptied up to the generation before": head_state(member={**units(unit()), "emptied_generation": 6}),
+    "failing with a failure": head_state(Phase.FAILING, failure=FAILURE),
+    "a failure while backing off": head_state(Phase.BACKING_OFF, failure=FAILURE),
+    "stopping in order": head_state(Phase.STOPPING, intent=RUNS_ALL),
+    "paused while serving": head_state(Phase.PAUSED, intent=RUNS_ALL),
+    "a cache at its floor": head_state(settings=Settings(kv_cache_bytes=1 << 30)),
+    "the share at its floor": head_state(settings=Settings(gpu_memory_utilization=0.5)),
+    "the longest wait": head_state(Phase.BACKING_OFF, backoff_until_s=NOW - 50.0 + 330.0),
+    "an incident while fencing": head_state(Phase.FENCING, incident=incident("nccl_timeout")),
+    "as many relaunches as the budget and the failure that ends it": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 4)
     ),
-    "serving was launched": lambda s: lead(s, launched_at_s=None),
-    "failing has a failure": lambda s: lead(s, phase=Phase.FAILING),
-    "a live generation has no open failure": lambda s: lead(s, failure=failure(s)),
-    "units are wanted in live phases only": lambda s: lead(s, phase=Phase.BACKING_OFF),
-    "settings stay within the operator's bounds": lambda s: lead(
-        s, settings=replace(s.coordinator.settings, gpu_memory_utilization=0.99)
+    "unknown, twice unchanged, a memory step, and the failure that ends it": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 4)
     ),
-    "settings that failed for memory are not tried again": lambda s: lead(
-        s, failed=(s.coordinator.settings,)
+    "memory may fail as often as there are steps": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["ray_oom_kill"] * 9)
     ),
-    "no cause gets more relaunches than its budget": lambda s: lead(
-        s, phase=Phase.WAITING, incident=incident(*[UNKNOWN] * 9)
-    ),
-    "no wait is longer than the operator allows": lambda s: lead(s, backoff_until_s=1e9),
-    "no incident is open where nothing is on the way": lambda s: lead(s, incident=incident()),
-    "only an escalation is tried again by itself": lambda s: lead(s, retry_at_s=1.0),
-    "orders are this instance's, of the newest epoch": lambda s: lead(s, epoch=s.seen.epoch + 1),
-    "never one rank alone is wanted": lambda s: lead(
-        s, intent=replace(s.coordinator.intent, wanted=(("spark-a", (UnitName.SERVE,)), ("spark-b", ())))
-    ),
-    "Ray's monitor is off only where guards enforced at the launch": lambda s: lead(
-        s, settings=Settings(ray_memory_threshold=None), unguarded=True
-    ),
+    "a retry while escalated": head_state(Phase.ESCALATED, retry_at_s=NOW),
+    "a retry while stopping": head_state(Phase.STOPPING, retry_at_s=NOW),
+    "a retry while stopped": head_state(Phase.STOPPED, retry_at_s=NOW),
+    "no intent yet": head_state(Phase.WAITING, intent=None),
+    "a worker": worker_state(),
 }
+BROKEN = {
+    "no two generations work on this node": [
+        head_state(member=units(unit(generation=6), unit())),
+        head_state(member=units(unit(generation=6, state=UnitState.STARTING), unit())),
+    ],
+    "nothing starts without an intent": [
+        head_state(member={**units(unit(state=UnitState.STARTING)), "intent": None}),
+        head_state(member={**units(unit(state=UnitState.STARTING)), "intent": intent_of(Stamp(2, 6))}),
+    ],
+    "no unit is of a generation that was never seen": [head_state(member=units(unit(generation=8)))],
+    "a generation with living units is not called dead": [
+        head_state(member={**units(unit()), "emptied_generation": 7}),
+        head_state(member={**units(unit(state=UnitState.UNKILLABLE)), "emptied_generation": 8}),
+    ],
+    "serving was launched": [head_state(launched_at_s=None)],
+    "failing has a failure": [head_state(Phase.FAILING)],
+    "a live generation has no open failure": [
+        head_state(failure=FAILURE),
+        head_state(Phase.FORMING, failure=FAILURE),
+    ],
+    "units are wanted in live phases only": [
+        head_state(Phase.WAITING, intent=RUNS_ALL),
+        head_state(Phase.ESCALATED, intent=RUNS_ALL),
+    ],
+    "settings stay within the operator's bounds": [
+        head_state(settings=Settings(gpu_memory_utilization=0.901)),
+        head_state(settings=Settings(gpu_memory_utilization=0.499)),
+        head_state(settings=Settings(kv_cache_bytes=(1 << 30) - 1)),
+    ],
+    "settings that failed for memory are not tried again": [head_state(failed=(Settings(),))],
+    "no cause gets more relaunches than its budget": [
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 5)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 5)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident("peer_lost", *["nccl_timeout"] * 5)),
+    ],
+    "no wait is longer than the operator allows": [
+        head_state(Phase.BACKING_OFF, backoff_until_s=NOW - 50.0 + 330.001)
+    ],
+    "no incident is open where nothing is on the way": [
+        head_state(incident=incident()),
+        head_state(Phase.ESCALATED, incident=incident()),
+        head_state(Phase.STOPPED, incident=incident()),
+    ],
+    "only an escalation is tried again by itself": [head_state(retry_at_s=NOW)],
+    "orders are this instance's, of the newest epoch": [
+        head_state(intent=intent_of(coordinator="a#2")),
+        head_state(intent=intent_of(Stamp(3, 7)), seen=Stamp(3, 7)),
+        head_state(seen=Stamp(1, 7)),
+    ],
+    "never one rank alone is wanted": [
+        head_state(intent=intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", ())))),
+        head_state(intent=intent_of(wanted=(("spark-a", (RAY,)), ("spark-b", (RAY, SERVE))))),
+        head_state(intent=intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", (RAY, SERVE))))),
+    ],
+    "Ray's monitor is off only with an enforcing guard": [
+        head_state(settings=Settings(ray_memory_threshold=None))
+    ],
+}
+CASES = [(rule, state) for rule, states in BROKEN.items() for state in states]
 
 
-@pytest.mark.parametrize("rule", [name for name, _ in RULES])
-def test_a_rule_that_is_broken_is_found_beside_what_went_before(rule: str, head) -> None:
-    state, policy = head
-    if rule == "who only observes runs nothing":
-        policy, wrong = replace(policy, observe_only=True), state
-        before = replace(state, member=replace(state.member, units=()))
-    else:
-        before, wrong = state, WRONG[rule](state)
-
-    assert rule not in check(before, policy)
-    assert rule in check(wrong, policy)
-    assert rule in check(wrong, policy, before)
+@pytest.mark.parametrize("what", HOLDS)
+def test_what_is_allowed_breaks_no_rule(what) -> None:
+    assert check(HOLDS[what], make_policy(HOLDS[what].node)) == ()
 
 
-@pytest.mark.parametrize(("rules", "facts"), [(MEMBER_RULES, MEMBER_FACTS), (LEAD_RULES, LEAD_FACTS)])
-def test_a_rule_looks_at_the_facts_that_are_compared_and_at_nothing_else(rules, facts, head) -> None:
-    state, policy = head
-    read: set[str] = set()
-    states = [state, *(wrong(state) for wrong in WRONG.values())]
-    for seen in states:
-        for _, holds in rules:
-            holds(Spied(seen, "", read), policy)
-
-    assert read == set(facts)
+@pytest.mark.parametrize(("rule", "state"), CASES)
+def test_what_is_not_allowed_breaks_that_rule_alone(rule, state) -> None:
+    assert check(state, POLICY) == (rule,)
 
 
-def test_the_first_step_looks_at_every_rule_and_the_next_at_what_has_changed(head) -> None:
-    state, policy = head
-    now = max(state.published.status_at_s, state.published.telemetry_at_s)
-    wrong = WRONG["serving was launched"](state)
-    first = step(replace(wrong, wakes=AT_ONCE), (ev.BrokerChanged(connected=False),), now, policy)
-    second = step(first.state, (ev.BrokerChanged(connected=True),), now, policy)
+def test_who_only_observes_runs_nothing() -> None:
+    observes = replace(POLICY, observe_only=True)
 
-    assert InvariantBroken(rule="serving was launched") in first.records
-    assert not [record for record in second.records if isinstance(record, InvariantBroken)]
+    assert check(head_state(), observes) == ()
+    assert check(head_state(member=units(unit())), observes) == ("who only observes runs nothing",)
+
+
+def test_over_mp_serve_is_wanted_on_every_rank() -> None:
+    alone = intent_of(wanted=(("spark-a", (SERVE,)), ("spark-b", ())))
+
+    assert check(head_state(intent=EVERY_RANK), MP) == ()
+    assert check(head_state(intent=alone), MP) == ("never one rank alone is wanted",)
+    assert check(head_state(Phase.STOPPING, intent=alone), MP) == ()
+
+
+def test_the_bounds_are_the_operators_also_where_he_asks_for_more_than_a_floor() -> None:
+    pinned = Settings(kv_cache_bytes=1 << 20)
+    asks = replace(POLICY, settings=pinned)
+    low = replace(POLICY, settings=Settings(gpu_memory_utilization=0.4))
+
+    assert check(head_state(settings=pinned), asks) == ()
+    assert check(head_state(settings=low.settings), low) == ()
+    assert check(head_state(settings=FLOORED.settings), FLOORED) == ()
+    assert check(head_state(settings=Settings()), FLOORED) == ("settings stay within the operator's bounds",)
+
+
+def test_with_a_guard_that_enforces_the_monitor_may_be_off() -> None:
+    off = head_state(settings=Settings(ray_memory_threshold=None))
+
+    assert check(off, replace(POLICY, guard_enforcing=True)) == ()
+
+
+def test_the_budget_is_the_larger_of_the_operators_two() -> None:
+    patient = replace(POLICY, transient_budget=5)
+    failing = head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 6))
+
+    assert check(failing, patient) == ()
+    assert check(failing, replace(POLICY, unknown_unchanged=4)) == ()
+    assert check(failing, POLICY) != ()
+
+
+def test_every_rule_has_a_state_that_breaks_it() -> None:
+    assert {rule for rule, _ in RULES} == {*BROKEN, "who only observes runs nothing"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sparkd.core import phases
 from sparkd.core.phases import TRANSITIONS, IllegalTransitionError, check_move, is_forward
 from sparkd.words import ENGINE, LIVE, Phase
 
@@ -36,3 +37,14 @@ def test_an_engine_moves_forward_and_may_skip() -> None:
 def test_a_move_that_the_table_does_not_know_raises() -> None:
     with pytest.raises(IllegalTransitionError):
         check_move(Phase.FORMING, Phase.SERVING)
+
+
+def test_an_engine_phase_may_be_followed_by_every_later_one_and_none_before() -> None:
+    moves = phases._engine_moves()
+    ends = (Phase.VERIFYING, Phase.FAILING, Phase.FENCING, Phase.STOPPING)
+
+    assert moves.items() <= TRANSITIONS.items()
+    assert list(moves) == list(ENGINE)
+    assert moves[ENGINE[0]] == (*ENGINE[1:], *ends)
+    assert moves[Phase.CAPTURING_GRAPHS] == (Phase.STARTING_API, *ends)
+    assert moves[Phase.STARTING_API] == ends

@@ -141,7 +141,7 @@ def _unit_surveyed(turn: Turn, event: ev.UnitSurveyed) -> None:
 def _unit_stopped_by_hand(turn: Turn, event: ev.UnitStoppedByHand) -> None:
     unit = member.find_unit(turn, event.unit, event.generation)
     if unit is not None and not unit.ordered:
-        _change(turn, unit, "stopped by hand", state=unit.state, ordered=True, by_hand=True)
+        _change(turn, unit, "stopped by hand", ordered=True, by_hand=True)
 
 
 def _unit_emptied(turn: Turn, event: ev.UnitEmptied) -> None:

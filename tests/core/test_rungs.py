@@ -1,0 +1,668 @@
+"""Each rung by literal numbers: how far it goes, what it says, and where it ends; then rooms and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core.given import POLICY
+from sparkd.core import ladder, room, rungs
+from sparkd.core.need import Known, Need, need_of
+from sparkd.core.policy import Floors
+from sparkd.core.rungs import Draft
+from sparkd.core.spikes import NOISE_BYTES
+from sparkd.signals.model import Diagnosis, Quantity
+from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings
+
+TOTAL = 100 * GIB
+FLOORS = Floors()
+PLAIN = Settings()
+
+
+def need(free=GIB, settings=PLAIN, known=None, **more) -> Need:
+    knows = Known(settings, **{"total_bytes": TOTAL, **(known or {})})
+    return Need(free, **{"total_bytes": TOTAL, "known": knows, "ceiling_share": 0.9, **more})
+
+
+def failed(cause="cuda_oom", phase: Phase | None = Phase.SERVING, **quantities: float) -> Diagnosis:
+    made = tuple(Quantity(name, value) for name, value in quantities.items())
+    return Diagnosis(cause, phase, "spark-a", None, 1.0, "", quantities=made)
+
+
+# -- drafts --------------------------------------------------------------------------------------
+
+
+def test_a_draft_says_every_step_and_what_is_left() -> None:
+    draft = Draft(PLAIN, 10).take((Settings(max_num_seqs=4), "one"), 3).take(None, 9).take((PLAIN, "two"))
+
+    assert draft == Draft(PLAIN, 7, ("one", "two"))
+    assert draft.step == (PLAIN, "one · two")
+    assert Draft(PLAIN, 10).step is None
+
+
+def test_a_rung_pays_what_it_surely_frees() -> None:
+    draft = Draft(PLAIN, GIB).try_(rungs.to_piecewise, need(), FLOORS)
+
+    assert draft == Draft(
+        Settings(cudagraph=CudaGraph.PIECEWISE), GIB - int(0.3 * GIB), ("CUDA graphs full -> piecewise",)
+    )
+    assert draft.try_(rungs.to_piecewise, need(), FLOORS) is draft
+
+
+# -- Ray's monitor -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("threshold", "guarded", "then", "said"),
+    [
+        (0.95, False, 0.98, "Ray's monitor 0.95 -> 0.98 (no guard enforces, so it stays on)"),
+        (0.98, False, 0.98, ""),
+        (0.99, False, 0.99, ""),
+        (0.95, True, None, "Ray's monitor off, the guard watches instead"),
+        (None, True, None, ""),
+        (None, False, None, ""),
+    ],
+)
+def test_the_monitor_is_loosened_as_far_as_something_else_guards(threshold, guarded, then, said) -> None:
+    before = Settings(ray_memory_threshold=threshold, max_num_seqs=4)
+
+    found = rungs.loosen_monitor(before, replace(POLICY, guard_enforcing=guarded))
+
+    assert found == (replace(before, ray_memory_threshold=then), said)
+
+
+# -- the cache and the share ---------------------------------------------------------------------
+
+
+def test_the_cache_pays_one_for_one_down_to_its_floor() -> None:
+    small = need(2 * GIB, known={"kv_cache_bytes": 10 * GIB})
+    huge = need(20 * GIB, known={"kv_cache_bytes": 10 * GIB})
+    floor = need(GIB, known={"kv_cache_bytes": GIB})
+
+    assert rungs.lower_kv(PLAIN, small, FLOORS) == (
+        Settings(kv_cache_bytes=8 * GIB, gpu_memory_utilization=0.88), "KV cache 10.0 GiB -> 8.0 GiB",
+    )  # fmt: skip
+    assert rungs.lower_kv(PLAIN, huge, FLOORS) == (
+        Settings(kv_cache_bytes=GIB, gpu_memory_utilization=0.81), "KV cache 10.0 GiB -> 1.0 GiB",
+    )  # fmt: skip
+    assert rungs.lower_kv(PLAIN, floor, FLOORS) is None
+    at_floor = Settings(gpu_memory_utilization=0.5)
+    assert rungs.lower_kv(at_floor, small, FLOORS)[0] == replace(at_floor, kv_cache_bytes=8 * GIB)
+
+
+@pytest.mark.parametrize("cache", [None, 0, -GIB])
+def test_without_a_cache_the_share_pays(cache) -> None:
+    found = rungs.lower_kv(PLAIN, need(2 * GIB, known={"kv_cache_bytes": cache}), FLOORS)
+
+    assert found == (Settings(gpu_memory_utilization=0.88), "utilisation 0.9 -> 0.88")
+
+
+def test_one_byte_of_cache_is_a_cache() -> None:
+    tiny = need(GIB, known={"kv_cache_bytes": 1})
+
+    assert rungs.lower_kv(PLAIN, tiny, Floors(kv_cache_bytes=0))[0].kv_cache_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "cache", "pinned"),
+    [
+        (PLAIN, 10, Settings(kv_cache_bytes=10)),
+        (Settings(kv_cache_bytes=5), 10, Settings(kv_cache_bytes=5)),
+        (PLAIN, None, PLAIN),
+        (PLAIN, 0, PLAIN),
+        (PLAIN, 1, Settings(kv_cache_bytes=1)),
+    ],
+)
+def test_a_cache_is_pinned_at_what_it_was(settings, cache, pinned) -> None:
+    assert rungs.pin_kv(settings, need(settings=settings, known={"kv_cache_bytes": cache})) == pinned
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "then"),
+    [
+        (GIB, TOTAL, 0.89),
+        (GIB, 7 * GIB, 0.757),
+        (90 * GIB, TOTAL, 0.5),
+        (0, TOTAL, None),
+        (GIB, 0, None),
+        (1, 1, 0.5),
+    ],
+)
+def test_the_share_goes_down_by_the_amount_to_the_smaller_side(free, total, then) -> None:
+    found = rungs.lower_utilization(PLAIN, need(free, total_bytes=total), FLOORS)
+
+    assert (found[0].gpu_memory_utilization if found else None) == then
+
+
+@pytest.mark.parametrize(
+    ("share", "then"),
+    [(0.9, None), (0.8999, 0.899), (0.95, None), (0.7, 0.7), (0.4, 0.5), (0.29 + 0.41, 0.7)],
+)
+def test_a_share_is_lowered_to_what_fits_in_steps_of_a_thousandth(share, then) -> None:
+    found = rungs.lower_share_to(PLAIN, share, FLOORS)
+
+    assert (found[0].gpu_memory_utilization if found else None) == then
+    if then is not None:
+        assert found[1] == f"utilisation 0.9 -> {then:g}"
+
+
+def test_a_share_is_fitted_where_it_is_known() -> None:
+    assert rungs.fit_share(PLAIN, need(share_bytes=80 * GIB), FLOORS)[0].gpu_memory_utilization == 0.8
+    assert rungs.fit_share(PLAIN, need(share_bytes=0), FLOORS)[0].gpu_memory_utilization == 0.5
+    assert rungs.fit_share(PLAIN, need(share_bytes=None), FLOORS) is None
+    assert rungs.fit_share(PLAIN, need(share_bytes=80 * GIB, total_bytes=0), FLOORS) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "free", "total", "then"),
+    [
+        (0.7, GIB, TOTAL, 0.71),
+        (0.7, 50 * GIB, TOTAL, 0.8),
+        (0.9, GIB, TOTAL, None),
+        (0.7, 0, TOTAL, None),
+        (0.7, GIB, 0, None),
+        (0.7, 1, 1, 0.8),
+    ],
+)
+def test_a_share_is_given_back_half_way_at_most(before, free, total, then) -> None:
+    found = rungs.give_back_share(
+        Settings(gpu_memory_utilization=before), need(free, total_bytes=total), FLOORS
+    )
+
+    assert (found[0].gpu_memory_utilization if found else None) == then
+    if then is not None:
+        assert found[1] == f"utilisation {before:g} -> {then:g}, given back"
+
+
+def test_a_pinned_cache_gets_no_share_back() -> None:
+    pinned = Settings(gpu_memory_utilization=0.7, kv_cache_bytes=GIB)
+
+    assert rungs.give_back_share(pinned, need(), FLOORS) is None
+
+
+# -- steps, graphs, context ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "then"),
+    [(8192, 4096), (None, 1024), (1025, 512), (1023, 512), (513, 512), (512, None), (100, None)],
+)
+def test_the_tokens_of_a_step_are_halved_down_to_the_floor(before, then) -> None:
+    found = rungs.lower_batched_tokens(Settings(max_num_batched_tokens=before), need(), FLOORS)
+
+    expected = (Settings(max_num_batched_tokens=then), f"batched tokens {before or 2048} -> {then}")
+    assert found == (None if then is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "then"), [(8192, 4096), (2049, 1024), (2048, None), (None, None), (100, None)]
+)
+def test_only_what_is_above_the_engines_default_is_halved_gently(before, then) -> None:
+    found = rungs.halve_above_default(Settings(max_num_batched_tokens=before), need(), FLOORS)
+
+    assert (found[0].max_num_batched_tokens if found else None) == then
+
+
+FULL, PIECEWISE, REDUCED, NONE = CudaGraph
+
+
+@pytest.mark.parametrize(
+    ("before", "lower", "fewer", "mild"),
+    [
+        (FULL, PIECEWISE, PIECEWISE, PIECEWISE),
+        (PIECEWISE, REDUCED, REDUCED, None),
+        (REDUCED, NONE, None, None),
+        (NONE, None, None, None),
+    ],
+)
+def test_the_graphs_go_down_mode_by_mode(before, lower, fewer, mild) -> None:
+    settings = Settings(cudagraph=before)
+
+    found = [
+        rung(settings, need(), FLOORS)
+        for rung in (rungs.lower_graphs, rungs.fewer_graphs, rungs.to_piecewise)
+    ]
+
+    assert [step and step[0].cudagraph for step in found] == [lower, fewer, mild]
+    if lower:
+        assert found[0][1] == f"CUDA graphs {before} -> {lower}"
+    not_eager = rungs.lower_graphs(settings, need(), Floors(eager_allowed=False))
+    assert (not_eager and not_eager[0].cudagraph) == (None if lower in (NONE, None) else lower)
+
+
+def test_weights_are_read_lazily_once() -> None:
+    assert rungs.lazy_load(PLAIN, need(), FLOORS) == (
+        Settings(load_format=LoadFormat.LAZY), "weights are read lazily",
+    )  # fmt: skip
+    assert rungs.lazy_load(Settings(load_format=LoadFormat.LAZY), need(), FLOORS) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "fits", "said"),
+    [
+        (None, 4097.9, 4096, "longest context of the model -> 4096 tokens"),
+        (8192, 4223.0, 4096, "longest context 8192 -> 4096 tokens"),
+        (8192, 4224.0, 4224, "longest context 8192 -> 4224 tokens"),
+        (4096, 4097.0, None, ""),
+        (4224, 4097.0, 4096, "longest context 4224 -> 4096 tokens"),
+        (None, 2047.0, None, ""),
+        (None, 2048.0, 2048, "longest context of the model -> 2048 tokens"),
+    ],
+)
+def test_the_context_is_cut_to_what_fits(before, tokens, fits, said) -> None:
+    found = rungs.fit_context(Settings(max_model_len=before), tokens, FLOORS)
+
+    assert found == (None if fits is None else (Settings(max_model_len=fits), said))
+
+
+# -- too little free at the start ----------------------------------------------------------------
+
+LOW = failed("startup_free_memory_too_low", None, free_bytes=70.0 * GIB, total_bytes=float(TOTAL))
+
+
+def test_a_refused_start_asks_for_no_more_than_was_free_but_for_the_noise() -> None:
+    found = room.fit_free_memory(PLAIN, need(), LOW, FLOORS)
+
+    assert found == (Settings(gpu_memory_utilization=0.696), "utilisation 0.9 -> 0.696: 70.0 GiB were free")
+    with_share = room.fit_free_memory(PLAIN, need(share_bytes=60 * GIB), LOW, FLOORS)
+    assert with_share[0].gpu_memory_utilization == 0.6
+    roomy = room.fit_free_memory(PLAIN, need(share_bytes=80 * GIB), LOW, FLOORS)
+    assert roomy[0].gpu_memory_utilization == 0.696
+    assert room.fit_free_memory(Settings(gpu_memory_utilization=0.6), need(), LOW, FLOORS) is None
+
+
+@pytest.mark.parametrize("quantities", [{}, {"free_bytes": 70.0 * GIB}, {"total_bytes": float(TOTAL)}])
+def test_without_its_numbers_a_refused_start_takes_the_amount_from_the_share(quantities) -> None:
+    low = failed("startup_free_memory_too_low", None, **quantities)
+
+    assert room.fit_free_memory(PLAIN, need(), low, FLOORS)[0] == Settings(gpu_memory_utilization=0.89)
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "cache"), [(50 * GIB, GIB, 9 * GIB), (None, GIB, 10 * GIB), (50 * GIB, 0, 10 * GIB)]
+)
+def test_a_pinned_cache_pays_too_where_the_weights_are_known(weights, free, cache) -> None:
+    pinned = Settings(kv_cache_bytes=10 * GIB)
+
+    found = room.fit_free_memory(pinned, need(free, pinned, {"weights_bytes": weights}), LOW, FLOORS)
+
+    assert found[0].kv_cache_bytes == cache
+
+
+BESIDE = int(2.2 * GIB) + int(1.25 * (GIB // 2 + 2048 * 209715 + int(1.4 * GIB))) + 2 * NOISE_BYTES
+
+
+def foreseen(cache_gib: float, settings=PLAIN, one=10 * GIB, tokens=8192, **known):
+    """Return the draft where the share will leave so much for a cache of which a request needs 10 GiB."""
+    weights = int(0.9 * TOTAL) - BESIDE - int(cache_gib * GIB)
+    knows = {"weights_bytes": weights, "request_kv_bytes": one, "request_tokens": tokens, **known}
+    return room.foresee(Draft(settings), need(settings=settings, known=knows), FLOORS)
+
+
+def test_a_cache_that_is_foreseen_too_small_is_made_room_for() -> None:
+    assert foreseen(10.0) == Draft(PLAIN)
+    gentle = foreseen(9.5)
+    assert gentle.settings == Settings(cudagraph=CudaGraph.PIECEWISE)
+    short = foreseen(5.0)
+    assert short.settings == Settings(cudagraph=CudaGraph.PIECEWISE, max_model_len=4608)
+    wide = foreseen(8.0, Settings(max_num_batched_tokens=8192))
+    assert wide.settings.max_num_batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [{"weights_bytes": None}, {"one": None}, {"tokens": None}, {"settings": Settings(kv_cache_bytes=GIB)}],
+)
+def test_what_is_not_known_is_not_foreseen(unknown) -> None:
+    assert foreseen(1.0, **unknown).said == ()
+
+
+# -- a cache too small for one request -----------------------------------------------------------
+
+
+def refused(settings=PLAIN, free=0, known=None, share=None, **quantities):
+    small = failed("kv_cache_too_small", Phase.ALLOCATING_KV_CACHE, **quantities)
+    return room.make_room(settings, need(free, settings, known, share_bytes=share), small, FLOORS)
+
+
+def test_the_engines_estimate_less_the_noise_is_the_longest_context() -> None:
+    said = {"needed_bytes": 12.0 * GIB, "available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    assert refused(**said)[0].max_model_len == int(40960 * (4 * GIB - NOISE_BYTES) / (4 * GIB)) // 128 * 128
+    twice = refused(known={"repeats": 1}, **said)[0]
+    assert twice.max_model_len == int(40960 * (4 * GIB - 2 * NOISE_BYTES) / (4 * GIB)) // 128 * 128
+    taken = refused(free=GIB, **said)[0]
+    assert taken.max_model_len == int(40960 * (3 * GIB - NOISE_BYTES) / (4 * GIB)) // 128 * 128
+
+
+def test_the_size_of_the_cache_is_read_where_the_available_bytes_are_not() -> None:
+    by_size = refused(needed_bytes=12.0 * GIB, kv_cache_bytes=4.0 * GIB, estimated_tokens=40960.0)
+
+    assert by_size == refused(needed_bytes=12.0 * GIB, available_bytes=4.0 * GIB, estimated_tokens=40960.0)
+
+
+def test_what_is_wanted_is_said_else_one_request_and_the_floor() -> None:
+    """Of a cache of 1 GiB 0.2 are missing, and the noise: a smaller step and piecewise graphs do not do."""
+    near = {"available_bytes": 0.8 * GIB}
+    asked = refused(**near)
+    same = refused(needed_bytes=float(GIB), **near)
+    more = refused(known={"request_kv_bytes": 2 * GIB}, **near)
+
+    assert asked == same
+    assert asked[0].cudagraph is CudaGraph.REDUCED
+    assert more[0].cudagraph is CudaGraph.NONE
+
+
+def test_gentle_steps_suffice_where_little_is_missing() -> None:
+    wide = Settings(max_num_batched_tokens=8192)
+    found = refused(wide, needed_bytes=2.0 * GIB, available_bytes=1.8 * GIB)
+
+    assert found[0] == replace(wide, max_num_batched_tokens=2048, cudagraph=CudaGraph.PIECEWISE)
+
+
+def test_a_share_that_will_not_fit_is_lowered_with_the_rest() -> None:
+    said = {"needed_bytes": 12.0 * GIB, "available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    assert refused(share=80 * GIB, **said)[0].gpu_memory_utilization == 0.8
+
+
+def test_a_pinned_cache_has_little_noise_and_pays_what_the_next_start_should_leave() -> None:
+    pinned = Settings(kv_cache_bytes=4 * GIB)
+    said = {"needed_bytes": 12.0 * GIB, "available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    plain, less = refused(pinned, **said)[0], refused(pinned, free=GIB, **said)[0]
+
+    assert plain == Settings(
+        kv_cache_bytes=4 * GIB, max_model_len=int(40960 * (4 * GIB - (1 << 26)) / (4 * GIB)) // 128 * 128
+    )
+    assert less.kv_cache_bytes == 3 * GIB
+    assert less.max_model_len == int(40960 * (3 * GIB - (1 << 26)) / (4 * GIB)) // 128 * 128
+
+
+def test_so_many_refusals_and_no_more() -> None:
+    said = {"needed_bytes": 12.0 * GIB, "available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    assert refused(known={"refusals": 2}, **said) is not None
+    assert refused(known={"refusals": 3}, **said) is None
+
+
+def test_spending_goes_down_rung_by_rung_until_it_is_paid() -> None:
+    order = (rungs.lower_batched_tokens, rungs.lower_graphs)
+    wide = Settings(max_num_batched_tokens=8192)
+
+    paid = room.spend(Draft(wide, 1), need(), FLOORS, order)
+    exactly = room.spend(Draft(wide, 4096 * (int(0.07 * GIB) // 1024)), need(), FLOORS, order)
+    all_of_it = room.spend(Draft(wide, TOTAL), need(), FLOORS, order)
+
+    assert paid.settings == exactly.settings == replace(wide, max_num_batched_tokens=4096)
+    assert all_of_it.settings == replace(wide, max_num_batched_tokens=512, cudagraph=CudaGraph.NONE)
+    assert room.spend(Draft(wide, 0), need(), FLOORS, order) == Draft(wide, 0)
+
+
+LOWER = "Lower the floors, free memory on the node, or use a smaller model or more nodes."
+
+
+# -- the ladder ----------------------------------------------------------------------------------
+
+
+def down(
+    cause="cuda_oom",
+    phase=Phase.SERVING,
+    *,
+    settings=PLAIN,
+    policy=POLICY,
+    failed_before=(),
+    known=None,
+    **quantities,
+):
+    knows = Known(settings, **{"total_bytes": TOTAL, **(known or {})})
+    return ladder.step_down(failed(cause, phase, **quantities), knows, policy, failed_before)
+
+
+@pytest.mark.parametrize(
+    ("cause", "policy", "free", "raised"),
+    [
+        ("ray_oom_kill", {}, None, True),
+        ("cuda_oom", {}, None, False),
+        ("startup_free_memory_too_low", {}, None, True),
+        ("startup_free_memory_too_low", {"unified_memory": False}, None, False),
+        ("ray_oom_kill", {"backend": Backend.MP}, None, False),
+        ("startup_free_memory_too_low", {"backend": Backend.MP}, None, False),
+    ],
+)
+def test_the_monitor_is_loosened_where_it_stands_in_the_way(cause, policy, free, raised) -> None:
+    settings, said = down(cause, policy=replace(POLICY, **policy), used_bytes=99.0 * GIB)
+
+    assert settings.ray_memory_threshold == (0.98 if raised else 0.95)
+    assert said.startswith("Ray's monitor 0.95 -> 0.98") is raised
+
+
+def test_where_only_the_monitor_is_left_it_alone_is_the_step() -> None:
+    floor = Settings(gpu_memory_utilization=0.5, max_num_batched_tokens=512)
+
+    assert down("ray_oom_kill", settings=floor)[0] == replace(floor, ray_memory_threshold=0.98)
+    assert down("ray_oom_kill", settings=replace(floor, ray_memory_threshold=0.98)) is None
+
+
+def test_settings_that_failed_lead_to_a_larger_step_and_then_to_none() -> None:
+    found, tried = [], ()
+    while (step := down(used_bytes=99.0 * GIB, failed_before=tried)) is not None:
+        found.append(step[0].gpu_memory_utilization)
+        tried = (*tried, step[0])
+
+    assert len(found) == ladder.LARGER_STEPS
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("cause", "phase", "unified", "rule"),
+    [
+        ("kv_cache_too_small", Phase.PROFILING, True, ladder.make_room),
+        ("startup_free_memory_too_low", Phase.PROFILING, False, ladder.fit_free_memory),
+        ("kernel_oom", Phase.PROFILING, False, ladder.spare_the_host),
+        ("kernel_oom", Phase.PROFILING, True, ladder.shrink_steps),
+        ("cuda_oom", Phase.COMPILING, False, ladder.shrink_steps),
+        ("cuda_oom", Phase.LOADING_WEIGHTS, True, ladder.load_lightly),
+        ("cuda_oom", Phase.SERVING, True, ladder.free_bytes),
+        ("cuda_oom", None, True, ladder.free_bytes),
+    ],
+)
+def test_the_cause_and_the_phase_pick_the_rule(cause, phase, unified, rule) -> None:
+    assert ladder.rule_for(failed(cause, phase), replace(POLICY, unified_memory=unified)) is rule
+
+
+@pytest.mark.parametrize(
+    ("cause", "phase", "unified", "said"),
+    [
+        (
+            "kernel_oom",
+            Phase.LOADING_WEIGHTS,
+            False,
+            "The node's own memory is short, not the GPU's: stop other programs there, or give it more.",
+        ),
+        (
+            "kv_cache_too_small",
+            Phase.LOADING_WEIGHTS,
+            False,
+            (
+                "The weights leave no room for the KV cache: raise settings.gpu_memory_utilization, or use a "
+                "smaller or more quantised model, or more nodes."
+            ),
+        ),
+        (
+            "kernel_oom",
+            Phase.LOADING_WEIGHTS,
+            True,
+            "The weights do not fit beside what the node holds: a smaller model or more nodes are needed.",
+        ),
+        ("cuda_oom", Phase.SERVING, False, LOWER),
+    ],
+)
+def test_where_the_ladder_ends_a_person_is_told_what_to_do(cause, phase, unified, said) -> None:
+    assert ladder.end_of(failed(cause, phase), replace(POLICY, unified_memory=unified)) == said
+
+
+def test_the_amount_is_explained_by_what_was_read_or_projected() -> None:
+    read = down(used_bytes=99.0 * GIB, known={"kv_cache_bytes": 40 * GIB})[1]
+    share = down(phase=Phase.ALLOCATING_KV_CACHE, known={"loading_available_bytes": 80 * GIB})[1]
+    neither = down(known={"kv_cache_bytes": 40 * GIB})[1]
+
+    assert read.endswith("(99.0 GiB were in use, 4.3 GiB more are to be expected, 94.0 GiB should be used)")
+    assert share.endswith("(beside what the node held before, 70.8 GiB are left for vLLM)")
+    assert "(" not in neither
+
+
+def test_a_measured_cause_frees_at_least_half_a_gib() -> None:
+    known = {"kv_cache_bytes": 40 * GIB}
+
+    assert down(used_bytes=1.0, known=known)[0].kv_cache_bytes == 40 * GIB - GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("halvings", "share", "enough"),
+    [
+        (0, None, False),
+        (1, None, False),
+        (2, None, True),
+        (0, 0.9, False),
+        (1, 0.575, True),
+        (1, 0.574, False),
+        (3, 0.25625, True),
+    ],
+)
+def test_how_many_halvings_of_a_step_are_enough(halvings, share, enough) -> None:
+    assert ladder._small_enough(halvings, need(step_share=share)) is enough
+
+
+def test_below_a_request_the_context_pays_with_the_cache_and_then_steps_and_graphs() -> None:
+    known = {"kv_cache_bytes": 2 * GIB, "request_kv_bytes": 2 * GIB, "request_tokens": 20480}
+
+    settings, said = down(used_bytes=99.0 * GIB, known=known)
+
+    assert settings.kv_cache_bytes == GIB
+    assert settings.max_model_len == int(20480 * 0.5 / 1.02) // 128 * 128
+    assert (settings.max_num_batched_tokens, settings.cudagraph) == (512, CudaGraph.NONE)
+    assert "longest context of the model -> 9984 tokens" in said
+
+
+# -- all that helps, and no more -----------------------------------------------------------------
+
+SURE = int(0.07 * GIB) // 1024
+LEAN = Settings(max_num_batched_tokens=512, cudagraph=CudaGraph.NONE)
+REQUEST = {"request_kv_bytes": 12 * GIB, "request_tokens": 40960}
+FOUR_OF_TWELVE = {"needed_bytes": 12.0 * GIB, "available_bytes": 4.0 * GIB}
+
+
+def test_without_an_estimate_the_context_is_cut_by_what_one_request_needs() -> None:
+    share = 1 - (8 * GIB + NOISE_BYTES) / (12 * GIB)
+
+    assert refused(LEAN, known=REQUEST, **FOUR_OF_TWELVE)[0] == replace(
+        LEAN, max_model_len=int(40960 * share) // 128 * 128
+    )
+    assert refused(LEAN, **FOUR_OF_TWELVE) is None
+
+
+@pytest.mark.parametrize(("more", "cut"), [(0, False), (1, True)])
+def test_the_context_is_left_alone_where_a_smaller_step_pays_exactly(more, cut) -> None:
+    small = replace(LEAN, max_num_batched_tokens=1024)
+    missing = 512 * SURE - NOISE_BYTES + more
+
+    found = refused(small, known=REQUEST, needed_bytes=4.0 * GIB + missing, available_bytes=4.0 * GIB)
+
+    assert found[0] == replace(LEAN, max_model_len=40832 if cut else None)
+
+
+@pytest.mark.parametrize(("more", "tokens"), [(0, 4096), (1, 2048)])
+def test_gentle_steps_end_where_the_room_is_made_exactly(more, tokens) -> None:
+    wide = replace(LEAN, max_num_batched_tokens=8192)
+    missing = 4096 * SURE - NOISE_BYTES + more
+
+    said = {"available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    found = refused(wide, needed_bytes=4.0 * GIB + missing, **said)
+
+    assert found[0] == replace(wide, max_num_batched_tokens=tokens)
+
+
+@pytest.mark.parametrize(("refusals", "given"), [(0, True), (1, True), (2, False)])
+def test_what_was_taken_too_much_is_given_back_where_the_projected_share_would_not_help(
+    refusals, given
+) -> None:
+    low = replace(LEAN, gpu_memory_utilization=0.75)
+
+    for share in (None, 60 * GIB):
+        found = refused(low, share=share, known={"refusals": refusals}, **FOUR_OF_TWELVE)
+        assert found == (
+            (replace(low, gpu_memory_utilization=0.825), "utilisation 0.75 -> 0.825, given back")
+            if given
+            else None
+        )
+
+
+def test_a_smaller_share_alone_makes_no_room() -> None:
+    assert refused(LEAN, share=60 * GIB, **FOUR_OF_TWELVE) is None
+
+
+def test_what_the_next_start_should_leave_is_taken_from_a_pinned_cache_only() -> None:
+    said = {**FOUR_OF_TWELVE, "estimated_tokens": 40960.0}
+
+    assert refused(free=GIB, **said)[0] == Settings(max_model_len=26624)
+
+
+def test_a_pinned_cache_is_not_helped_by_smaller_steps_or_fewer_graphs() -> None:
+    pinned = Settings(kv_cache_bytes=4 * GIB, max_num_batched_tokens=8192)
+    said = {"needed_bytes": 4.2 * GIB, "available_bytes": 4.0 * GIB, "estimated_tokens": 40960.0}
+
+    assert refused(pinned, **said)[0] == replace(pinned, max_model_len=40320)
+    without = refused(pinned, known=REQUEST, needed_bytes=4.2 * GIB, available_bytes=4.0 * GIB)
+    assert without[0] == replace(pinned, max_model_len=40064)
+
+
+def test_where_a_rule_changes_nothing_no_refusal_is_foreseen_either() -> None:
+    small = need(known={"weights_bytes": 80 * GIB, "request_kv_bytes": 10 * GIB, "request_tokens": 40960})
+    lazy = replace(LEAN, load_format=LoadFormat.LAZY)
+
+    assert room.foresee(Draft(lazy), small, FLOORS).said
+    assert ladder.load_lightly(lazy, small, LOW, FLOORS) is None
+    assert ladder.shrink_steps(lazy, small, LOW, FLOORS) is None
+
+
+def test_where_smaller_steps_pay_for_all_the_cache_is_pinned_so_that_what_they_free_stays_free() -> None:
+    wide = Settings(max_num_batched_tokens=32768)
+    known = {"kv_cache_bytes": 4 * GIB}
+    reads = failed(used_bytes=90.0 * GIB)
+    over = need_of(reads, Known(wide, total_bytes=TOTAL, **known), wide, POLICY)
+    used = 90 * GIB + over.aim_bytes - over.read_bytes - over.rest_bytes + int(1.05 * GIB)
+
+    settings, _ = down(settings=wide, known=known, used_bytes=float(used))
+
+    assert settings == replace(wide, max_num_batched_tokens=16384, kv_cache_bytes=4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("available", "policy", "raised"),
+    [
+        (60.0, {}, True),
+        (95.0, {}, False),
+        (60.0, {"unified_memory": False}, False),
+        (60.0, {"backend": Backend.MP}, False),
+    ],
+)
+def test_a_refused_cache_loosens_the_monitor_where_the_next_start_would_need_more_than_it_allows(
+    available, policy, raised
+) -> None:
+    """The share of 80 GiB fits beside what was held before the load, or does not."""
+    settings, _ = down(
+        "kv_cache_too_small",
+        Phase.ALLOCATING_KV_CACHE,
+        settings=Settings(gpu_memory_utilization=0.8),
+        policy=replace(POLICY, **policy),
+        known={"loading_available_bytes": int((available + 4) * GIB)},
+        total_bytes=float(TOTAL),
+        needed_bytes=12.0 * GIB,
+        available_bytes=4.0 * GIB,
+        estimated_tokens=40960.0,
+    )
+
+    assert settings.ray_memory_threshold == (0.98 if raised else 0.95)
