@@ -6,7 +6,7 @@ One word an idea. `signals` and `engines` stand below `core` and still need to s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 
@@ -126,3 +126,34 @@ class Settings:
 
 
 GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the engine itself says of its memory, bytes of one rank; None = not said.
+
+    Attributes:
+        checkpoint_bytes: the files of the weights, of all ranks together.
+        device_bytes: the memory that its share is of.
+        start_free_bytes: what of it was free at its first snapshot.
+        graphs_bytes: CUDA graphs as estimated before the KV cache was sized.
+        graphs_counted: whether that estimate was left free beside the KV cache.
+        captured_bytes: CUDA graphs as captured.
+    """
+
+    checkpoint_bytes: int | None = None
+    device_bytes: int | None = None
+    start_free_bytes: int | None = None
+    graphs_bytes: int | None = None
+    graphs_counted: bool | None = None
+    captured_bytes: int | None = None
+
+    def with_news(self, news: Sizes | None) -> Sizes:
+        """Return what is known with what *news* says."""
+        if news is None:
+            return self
+        said = {item.name: getattr(news, item.name) for item in fields(self)}
+        return replace(self, **{name: value for name, value in said.items() if value is not None})
+
+
+NO_SIZES = Sizes()

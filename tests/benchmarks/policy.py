@@ -50,7 +50,8 @@ class Sparkd:
         self.policy = Policy(
             node=NODE,
             head=NODE,
-            nodes=((NODE, "10.77.0.1"),),
+            nodes=((NODE, "10.77.0.1"), ("spark-b", "10.77.0.2"))[: 2 if truth.unified else 1],
+            gpus=1 if truth.unified else truth.ranks,
             backend=Backend.RAY if truth.ray else Backend.MP,
             settings=truth.asked,
             floors=truth.floors,
@@ -104,6 +105,7 @@ class Sparkd:
             request_tokens=tokens,
             weights_bytes=weights,
             failed=self.failed,
+            sizes=heard.sizes,
         )
 
 

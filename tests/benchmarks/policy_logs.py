@@ -8,7 +8,6 @@ daemon's own intake, so that a line that it cannot read is evidence that it does
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from benchmarks.policy_world import GIB, Outcome, Truth
@@ -19,15 +18,13 @@ from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.judge import judge
 from sparkd.signals.match import Places
 from sparkd.signals.model import Diagnosis, Evidence, Signal, UnitExit
-from sparkd.words import CudaGraph, Phase, Settings, UnitName
+from sparkd.words import NO_SIZES, CudaGraph, Phase, Settings, Sizes, UnitName
 
 NODE = "spark-a"
 CATALOGUE = packaged_catalogue()
 PLACES = Places(addresses={"10.77.0.1": NODE}, ranks={0: NODE}, head=NODE)
 CORE = "(EngineCore pid=30578) "
 WORKER = CORE + "\x1b[36m(RayWorkerProc pid=30852)\x1b[0m (Worker_TP0 pid=30852) "
-CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-WEIGHTS = re.compile(r"Model loading took ([\d.]+) GiB memory")
 INFO = "INFO 11-30 02:28:%02d "
 FRAMES = {
     Phase.LOADING_WEIGHTS: ("gpu_model_runner.py", 5040, "load_model"),
@@ -79,6 +76,7 @@ class Heard:
     kv_requests: float | None = None
     request_tokens: int | None = None
     weights_bytes: int | None = None
+    sizes: Sizes = NO_SIZES
     exits: tuple[UnitExit, ...] = ()
 
 
@@ -117,14 +115,11 @@ def _feed(
     for fact in (*batch.phases, *more.phases):
         if fact.phase is not None and is_forward(heard.phase, fact.phase):
             heard.phase = fact.phase
-        if fact.kv_cache_bytes is not None:
-            heard.kv_cache_bytes = fact.kv_cache_bytes
-    found = CONCURRENCY.search(text)
-    if found is not None:
-        heard.request_tokens, heard.kv_requests = int(found[1].replace(",", "")), float(found[2])
-    found = WEIGHTS.search(text)
-    if found is not None:
-        heard.weights_bytes = int(float(found[1]) * GIB)
+        heard.kv_cache_bytes = fact.kv_cache_bytes or heard.kv_cache_bytes
+        heard.weights_bytes = fact.weights_bytes or heard.weights_bytes
+        heard.request_tokens = fact.request_tokens or heard.request_tokens
+        heard.kv_requests = fact.requests or heard.kv_requests
+        heard.sizes = heard.sizes.with_news(fact.sizes)
 
 
 def _started(truth: Truth, settings: Settings, outcome: Outcome) -> str:
@@ -144,6 +139,8 @@ def _loading(truth: Truth, _settings: Settings, outcome: Outcome, *, done: bool)
     read_, shards = (48, 48) if done else outcome.shards
     percent = int(100 * read_ / shards)
     bar = f"Loading safetensors checkpoint shards: {percent:3d}% Completed | {read_}/{shards} [01:00<00:10,  1.20s/it]"
+    files = f"Filesystem type for checkpoints: EXT4. Checkpoint size: {truth.weights * truth.tensor_ranks:.2f} GiB. Available RAM: 90.00 GiB."
+    lines.append(f"{WORKER}{INFO % 8}[weight_utils.py:1108] {files}")
     lines.append(WORKER + bar)
     if done:
         lines.append(f"{WORKER}{INFO % 9}[default_loader.py:501] Loading weights took 61.20 seconds")
@@ -152,7 +149,7 @@ def _loading(truth: Truth, _settings: Settings, outcome: Outcome, *, done: bool)
     return lines
 
 
-def _profiling(_truth: Truth, settings: Settings, _outcome: Outcome, *, done: bool) -> list[str]:
+def _profiling(truth: Truth, settings: Settings, _outcome: Outcome, *, done: bool) -> list[str]:
     lines = [f"{WORKER}{INFO % 20}[backends.py:1148] Dynamo bytecode transform time: 4.90 s"]
     lines.append(f"{WORKER}{INFO % 25}[monitor.py:53] torch.compile took 15.52 s in total")
     if done:
@@ -161,12 +158,31 @@ def _profiling(_truth: Truth, settings: Settings, _outcome: Outcome, *, done: bo
         lines.append(
             f"{WORKER}{INFO % 26}[gpu_model_runner.py:6681] Profiling CUDA graph memory: PIECEWISE=16 (largest=16)"
         )
+    if done and settings.kv_cache_bytes is None and settings.cudagraph is not CudaGraph.NONE:
+        lines += _estimated(truth, settings)
     return lines
+
+
+def _estimated(truth: Truth, settings: Settings) -> list[str]:
+    """The estimate of the graphs, and whether it is left free (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`)."""
+    estimate = truth.graphs(settings) * truth.graph_estimate
+    share = settings.gpu_memory_utilization
+    other = estimate / truth.device_total
+    said = (
+        f"enabled (default since v0.21.0). The current --gpu-memory-utilization={share:.4f} is equivalent to "
+        f"--gpu-memory-utilization={share - other:.4f} without CUDA graph memory profiling."
+    )
+    if not truth.estimates_graphs:
+        said = "disabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Without it, CUDA graph memory is not accounted for."
+    return [
+        f"{WORKER}{INFO % 26}[gpu_model_runner.py:6475] Estimated CUDA graph memory: {estimate:.2f} GiB total",
+        f"{WORKER}{INFO % 26}[gpu_worker.py:774] CUDA graph memory profiling is {said}",
+    ]
 
 
 def _cache(truth: Truth, settings: Settings, outcome: Outcome, *, done: bool) -> list[str]:
     if settings.kv_cache_bytes is not None:
-        text = f"Initial free memory 100.92 GiB, reserved {outcome.kv:.2f} GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
+        text = f"Initial free memory {_start_free(truth, outcome):.2f} GiB, reserved {outcome.kv:.2f} GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
     else:
         text = f"Available KV cache memory: {outcome.kv:.2f} GiB"
     lines = [f"{WORKER}{INFO % 26}[gpu_worker.py:760] {text}"]
@@ -180,17 +196,41 @@ def _cache(truth: Truth, settings: Settings, outcome: Outcome, *, done: bool) ->
     return lines
 
 
-def _capturing(_truth: Truth, settings: Settings, outcome: Outcome, *, done: bool) -> list[str]:
+def _start_free(truth: Truth, outcome: Outcome) -> float:
+    """What vLLM's first snapshot found free: on unified memory what is available on the node."""
+    return (truth.memory_total if truth.unified else truth.device_total) - outcome.held
+
+
+def _capturing(truth: Truth, settings: Settings, outcome: Outcome, *, done: bool) -> list[str]:
     if settings.cudagraph is CudaGraph.NONE:
-        return []
+        return _budget(truth, settings, outcome) if done else []
     count = 35 if done else outcome.captured
     bar = f"Capturing CUDA graphs (PIECEWISE): {int(100 * count / 35):3d}%|███       | {count}/35 [00:03<00:04,  9.40it/s]"
     lines = [WORKER + bar]
     if done:
         lines.append(
-            f"{WORKER}{INFO % 40}[gpu_model_runner.py:6661] Graph capturing finished in 12 secs, took 0.91 GiB"
+            f"{WORKER}{INFO % 40}[gpu_model_runner.py:6661] Graph capturing finished in 12 secs, took {truth.graphs(settings):.2f} GiB"
         )
+        lines += _budget(truth, settings, outcome)
     return lines
+
+
+def _budget(truth: Truth, settings: Settings, outcome: Outcome) -> list[str]:
+    """What vLLM says after the capture of how it made its KV cache, where it sized it itself."""
+    if settings.kv_cache_bytes is not None:
+        return []
+    estimate = truth.graphs(settings) * truth.graph_estimate if truth.estimates_graphs else 0.0
+    share = settings.gpu_memory_utilization
+    peak = truth.activation(settings) + estimate
+    consumed = share * truth.device_total - (outcome.kv or 0.0) - peak
+    text = (
+        f"Free memory on device ({_start_free(truth, outcome):.2f}/{truth.device_total:.2f} GiB) on startup. Desired GPU "
+        f"memory utilization is ({share}, {share * truth.device_total:.2f} GiB). Actual usage is {consumed:.2f} GiB for "
+        f"consumed memory (weights + non-torch), {peak:.2f} GiB for peak activation, and {truth.graphs(settings):.2f} GiB "
+        "for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=1` (0.00 GiB) to fit into "
+        f"requested memory. Current kv cache memory in use is {outcome.kv:.2f} GiB."
+    )
+    return [f"{WORKER}{INFO % 41}[gpu_worker.py:1034] {text}"]
 
 
 def _api(_truth: Truth, _settings: Settings, _outcome: Outcome, *, done: bool) -> list[str]:

@@ -80,6 +80,11 @@ class Truth:
     hog_once: float = 0.0
     profiling_trips_once: bool = False
 
+    @property
+    def tensor_ranks(self) -> int:
+        """Over how many ranks the weights are split: two unified nodes, or all GPUs of a discrete one."""
+        return 2 if self.unified else self.ranks
+
     def batched(self, settings: Settings) -> int:
         return settings.max_num_batched_tokens or DEFAULT_BATCHED
 
@@ -133,6 +138,7 @@ class Outcome:
     shards: tuple[int, int] = (48, 48)
     captured: int = 0
     snapshot: float = 0.0
+    held: float = 0.0
 
     @property
     def serves(self) -> bool:
@@ -150,6 +156,7 @@ class Run:
     used: float = 0.0
     device: float = 0.0
     seen: float = 0.0
+    held: float = 0.0
     kv: float | None = None
     outcome: Outcome | None = field(default=None)
 
@@ -170,7 +177,7 @@ class Run:
         self.used += truth.neighbour_once if once and truth.unified else 0.0
         self.device = self.used if truth.unified else truth.device_used
         self.device += truth.neighbour_once if once and not truth.unified else 0.0
-        self.seen = self.used
+        self.seen, self.held = self.used, self.device
         total = truth.device_total
         free = (truth.memory_total if truth.unified else total) - self.device
         if free < self.settings.gpu_memory_utilization * total:
@@ -331,7 +338,13 @@ class Run:
             tokens = int(self.kv / self.truth.kv_per_1k_tokens * 1024)
         snapshot = 0.0 if phase is Phase.INIT_DISTRIBUTED else self.seen
         self.outcome = Outcome(
-            killer=killer, phase=phase, kv=self.kv, kv_tokens=tokens, snapshot=snapshot, **values
+            killer=killer,
+            phase=phase,
+            kv=self.kv,
+            kv_tokens=tokens,
+            snapshot=snapshot,
+            held=self.held,
+            **values,
         )
 
 

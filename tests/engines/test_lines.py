@@ -7,7 +7,7 @@ import pytest
 
 from sparkd.engines.lines import PHASE_TEXTS, read_line
 from sparkd.engines.model import LineFact
-from sparkd.words import GIB, Phase
+from sparkd.words import GIB, Phase, Sizes
 
 DATA = pathlib.Path(__file__).parent / "data"
 STARTED = ["resolving_config", "init_distributed", "loading_weights"]
@@ -65,7 +65,10 @@ def test_kv_cache():
     assert [fact.kv_cache_bytes for fact in facts("vllm_022_gpu") if fact.kv_cache_bytes] == [
         round(65.74 * GIB)
     ]
-    assert facts("vllm_022_serving")[0] == LineFact(phase=Phase.ALLOCATING_KV_CACHE, kv_cache_bytes=4 * GIB)
+    pinned = facts("vllm_022_serving")[0]
+    assert (pinned.phase, pinned.kv_cache_bytes) == (Phase.ALLOCATING_KV_CACHE, 4 * GIB)
+    assert pinned.sizes is not None
+    assert pinned.sizes.start_free_bytes == 145781927444
     assert [fact.kv_cache_bytes for fact in facts("vllm_032_ray_two_nodes") if fact.kv_cache_bytes] == [GIB]
 
 
@@ -135,3 +138,33 @@ def test_table_has_no_text_twice():
 )
 def test_sizes_are_read(text: str, fact: LineFact) -> None:
     assert read_line(text) == fact
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (
+            "Filesystem type for checkpoints: EXT4. Checkpoint size: 148.00 GiB. Available RAM: 90.00 GiB.",
+            Sizes(checkpoint_bytes=148 * GIB),
+        ),
+        ("Estimated CUDA graph memory: 0.50 GiB total", Sizes(graphs_bytes=GIB // 2)),
+        ("Estimated CUDA graph memory: -0.25 GiB total", Sizes(graphs_bytes=0)),
+        ("CUDA graph memory profiling is enabled (default since v0.21.0). The", Sizes(graphs_counted=True)),
+        ("CUDA graph memory profiling is disabled (VLLM_MEMORY_PROFILER", Sizes(graphs_counted=False)),
+        ("Graph capturing finished in 12 secs, took 1.50 GiB", Sizes(captured_bytes=3 * GIB // 2)),
+        (
+            "Free memory on device (112.00/119.50 GiB) on startup. Desired GPU memory utilization is (0.9",
+            Sizes(start_free_bytes=112 * GIB, device_bytes=239 * GIB // 2),
+        ),
+    ],
+)
+def test_what_the_engine_says_of_its_memory(text: str, sizes: Sizes) -> None:
+    fact = read_line(f"(Worker_TP0 pid=9) INFO 11-30 [gpu_worker.py:760] {text}")
+    assert fact is not None
+    assert fact.sizes == sizes
+
+
+def test_news_of_sizes_add_to_what_is_known_and_unknown_takes_nothing_away() -> None:
+    known = Sizes(checkpoint_bytes=GIB, graphs_counted=True).with_news(Sizes(graphs_counted=False))
+    assert known == Sizes(checkpoint_bytes=GIB, graphs_counted=False)
+    assert known.with_news(None) == known

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import MemorySample, Signal
-from sparkd.words import Phase, Settings, Stamp, UnitName
+from sparkd.words import Phase, Settings, Sizes, Stamp, UnitName
 
 
 class Path(StrEnum):
@@ -182,7 +182,8 @@ class SourcesDrained:
 class PhaseSeen:
     """The engine's own output shows a phase, or progress within it.
 
-    `requests`: how many of the longest ones (`request_tokens`) the KV cache holds.
+    `requests`: how many of the longest ones (`request_tokens`) the KV cache holds; `sizes`: what else the
+    engine says of its memory.
     """
 
     generation: int
@@ -194,6 +195,7 @@ class PhaseSeen:
     weights_bytes: int | None = None
     request_tokens: int | None = None
     requests: float | None = None
+    sizes: Sizes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,7 @@ def case_of(turn: Turn, evidence: Evidence, failures: int, causes: tuple[str, ..
         weights_bytes=lead.watch.weights_bytes,
         request_tokens=lead.watch.request_tokens,
         request_kv_bytes=lead.watch.request_kv_bytes,
+        sizes=lead.watch.sizes,
         failed=lead.failed,
         nodes=_memories(turn),
     )

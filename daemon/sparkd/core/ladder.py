@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparkd.core import rungs
-from sparkd.core.need import AFTER_CAPTURE, Known, Need, gib, need_of
+from sparkd.core.need import Known, Need, gib, need_of
 from sparkd.core.policy import Floors, Policy
 from sparkd.core.room import fit_free_memory, foresee, make_room, spend
 from sparkd.core.rungs import Draft, Step
+from sparkd.core.spikes import LEAST_REST_BYTES
 from sparkd.signals.model import Diagnosis
 from sparkd.words import GIB, Backend, Phase, Settings
 
@@ -38,9 +39,6 @@ KV_LOSS_MAX = 0.25
 HALVINGS_LEAST = 2
 """Of the tokens of a step after a kill while profiling: the peak was still rising, and how far is not
 known."""
-
-STEP_FIXED = 0.15
-"""Of the activation peak what does not depend on the tokens of a step (logits of all requests)."""
 
 LARGER_STEPS = 4
 """So often a larger step is looked for when the settings found have failed before."""
@@ -97,6 +95,7 @@ def rule_for(diagnosis: Diagnosis, policy: Policy) -> Rule:
 def load_lightly(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: Floors) -> Step:
     """While loading only weights and page cache count: read lazily, and fit the share for what comes."""
     draft = Draft(settings).try_(rungs.lazy_load, need, floors).try_(rungs.fit_share, need, floors)
+    draft = draft.try_(rungs.fit_pin, need, floors)
     return foresee(draft, need, floors).step if draft.said else None
 
 
@@ -107,14 +106,14 @@ def shrink_steps(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: 
         before, draft = draft, draft.try_(rungs.lower_batched_tokens, need, floors)
     if not draft.said:
         draft = draft.try_(rungs.lower_graphs, need, floors)
-    draft = draft.try_(rungs.fit_share, need, floors)
+    draft = draft.try_(rungs.fit_share, need, floors).try_(rungs.fit_pin, need, floors)
     return foresee(draft, need, floors).step if draft.said else None
 
 
 def _small_enough(halvings: int, need: Need) -> bool:
     if need.step_share is None or not halvings:
         return halvings >= HALVINGS_LEAST
-    return STEP_FIXED + (1 - STEP_FIXED) * 0.5**halvings <= need.step_share
+    return rungs.STEP_FIXED + (1 - rungs.STEP_FIXED) * 0.5**halvings <= need.step_share
 
 
 def free_bytes(settings: Settings, need: Need, diagnosis: Diagnosis, floors: Floors) -> Step:
@@ -168,11 +167,16 @@ def _explained(draft: Draft, need: Need) -> Step:
 
 
 def _why(need: Need) -> str:
-    if need.read_bytes is not None and need.read_bytes + need.rest_bytes - need.aim_bytes >= need.free_bytes:
-        read, rest, aim = (gib(value) for value in (need.read_bytes, need.rest_bytes, need.aim_bytes))
-        return f"{read} were in use, {rest} more are to be expected, {aim} should be used"
-    if need.share_bytes is not None and need.phase not in AFTER_CAPTURE and need.free_bytes > LEAST_BYTES:
-        return f"beside what the node held before, {gib(need.share_bytes)} are left for vLLM"
+    """Return the amount as a sum: what is to be expected with what is added to be sure, and the limit."""
+    if need.free_bytes <= LEAST_BYTES:
+        return ""
+    aim, peak = gib(need.aim_bytes), need.free_bytes + need.aim_bytes
+    if need.read_bytes is not None and (need.projected_bytes or 0) <= need.read_bytes + LEAST_REST_BYTES:
+        read, more = gib(need.read_bytes), gib(peak - need.read_bytes)
+        return f"{read} were in use, {more} more are to be expected, {aim} should be used"
+    if need.projected_bytes is not None:
+        held = "from what the node held before and what the engine takes"
+        return f"{gib(peak)} are to be expected {held}, {aim} should be used"
     return ""
 
 

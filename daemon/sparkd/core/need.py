@@ -1,15 +1,12 @@
 """How many bytes must be freed: what was read, what typically still comes, and what the limit will be.
 
-A kill shows a lower bound: the process dies at a threshold and its peak is never seen. To the reading comes
-what typically still comes (`core.spikes`) and a margin; what is then above the limit of the next start has
-to be freed. After a second memory failure within one incident the typical amounts were too small and count
-double, after a third threefold. Three ways to the peak, of which the largest counts:
-
-- *read*: the reading at the kill and what still comes;
-- *share*: what the node held before the snapshot, vLLM's share, what comes beyond it (until the graphs: later
-  the reading knows better);
-- *sum*: what was held, weights, KV cache, a step, graphs (while the cache was being allocated, or where
-nothing was read).
+A kill shows a lower bound: the process dies at a threshold and its peak is never seen. What will be in use
+when the engine serves is therefore projected: from what was held before vLLM's first snapshot, its share
+(with a cache of fixed size: weights, cache, a step) and what comes beyond it (growth, and graphs above what
+was left free for them). It is at least what was read and a little more; where nothing can be projected, the
+reading and what typically still comes (`core.spikes`). To it comes what is added to be sure, and a margin;
+what is then above the limit of the next start has to be freed. After settings of the ladder's own were too
+much, the typical amounts count double, after a second time threefold.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from dataclasses import dataclass
 from sparkd.core import spikes
 from sparkd.core.policy import Policy
 from sparkd.signals.model import Diagnosis
-from sparkd.words import GIB, Backend, Phase, Settings
+from sparkd.words import GIB, NO_SIZES, Backend, Phase, Settings, Sizes
 
 RAISED_THRESHOLD = 0.98
 """Ray's monitor as high as it goes while nothing else guards the node: before the kernel has to act."""
@@ -28,14 +25,12 @@ STEP_GROWTH = 1.6
 """The activation peak was still rising when it was read: how much larger it is taken to be than what was
 seen."""
 
-STEP_ROOM = 0.5
-"""What a step may take of the memory that the weights leave: the rest is for the KV cache."""
+STEP_ROOM = 0.35
+"""What a step may take of the memory that the weights leave: the rest is for the KV cache, whose need nobody
+knows yet."""
 
 REFUSALS = ("startup_free_memory_too_low", "kv_cache_too_small")
 """vLLM ended itself before anything ran out."""
-
-AFTER_CAPTURE = (Phase.STARTING_API, Phase.VERIFYING, Phase.SERVING)
-"""From here on the reading knows better than a projection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +46,9 @@ class Known:
         baseline_bytes: what was available on the node before the launch.
         loading_available_bytes: the same when the weights began to load.
         lowest_available_bytes: the least during the generation.
-        repeats: memory failures of this incident before this one.
-        refusals: those of them in which vLLM found its KV cache too small.
+        sizes: what else the engine said of its memory.
+        repeats: how often settings of the ladder's own were too much: kills after the first failure.
+        refusals: earlier failures of this incident in which vLLM found its KV cache too small.
     """
 
     settings: Settings
@@ -64,6 +60,7 @@ class Known:
     baseline_bytes: int | None = None
     loading_available_bytes: int | None = None
     lowest_available_bytes: int | None = None
+    sizes: Sizes = NO_SIZES
     repeats: int = 0
     refusals: int = 0
 
@@ -86,6 +83,10 @@ class Need:
         rest_bytes: what is expected to come after it.
         aim_bytes: what should be used at most at the next start.
         share_bytes: what vLLM's share may be at most; None = unknown.
+        projected_bytes: what will be in use when the engine serves, from what was held and what the engine
+            said; None = unknown.
+        weights_bytes: of one rank, as far as known.
+        step_bytes: the activation peak that is expected; None = unknown.
         step_share: to what share of it the activation peak has to come down; None = unknown.
         ceiling_share: vLLM's share as the operator asks for it.
     """
@@ -98,6 +99,9 @@ class Need:
     rest_bytes: int = 0
     aim_bytes: int = 0
     share_bytes: int | None = None
+    projected_bytes: int | None = None
+    weights_bytes: int | None = None
+    step_bytes: int | None = None
     step_share: float | None = None
     ceiling_share: float = 0.0
 
@@ -127,7 +131,7 @@ def need_of(diagnosis: Diagnosis, known: Known, after: Settings, policy: Policy)
         after: the settings so far decided (Ray's monitor loosened): they set the limit.
         policy: the margin, the guard, the kind of memory.
     """
-    total = int(diagnosis.quantity("total_bytes") or known.total_bytes or 0)
+    total = _total(diagnosis, known, policy)
     pool = int(known.total_bytes or total) if policy.unified_memory else total
     aim = limit_of(pool, after, policy) - int(pool * policy.margin_share)
     before = _held_before(diagnosis, known, pool, policy)
@@ -135,6 +139,7 @@ def need_of(diagnosis: Diagnosis, known: Known, after: Settings, policy: Policy)
     rest = _rest(diagnosis.phase, known, policy)
     return Need(
         free_bytes=_to_free(diagnosis, known, sizes, rest, policy),
+        projected_bytes=_projected(sizes, known, policy),
         total_bytes=total,
         known=known,
         phase=diagnosis.phase,
@@ -142,7 +147,9 @@ def need_of(diagnosis: Diagnosis, known: Known, after: Settings, policy: Policy)
         rest_bytes=rest,
         aim_bytes=aim,
         share_bytes=_share(sizes, known, policy),
-        step_share=_step_share(sizes, known),
+        weights_bytes=weights_of(known, policy),
+        step_bytes=_step(sizes, known, policy),
+        step_share=_step_share(sizes, known, policy),
         ceiling_share=policy.settings.gpu_memory_utilization,
     )
 
@@ -173,25 +180,29 @@ def reading_of(diagnosis: Diagnosis, known: Known, total: int) -> int | None:
     return max(found, default=None)
 
 
+def _total(diagnosis: Diagnosis, known: Known, policy: Policy) -> int:
+    """Return the memory that vLLM's share is of; on a discrete GPU the node's is another. 0 = unknown."""
+    said = diagnosis.quantity("total_bytes") or known.sizes.device_bytes
+    if said or policy.unified_memory:
+        return int(said or known.total_bytes or 0)
+    free = known.sizes.start_free_bytes
+    return 0 if free is None else free + spikes.DEVICE_USED_BYTES
+
+
 def _rest(phase: Phase | None, known: Known, policy: Policy) -> int:
-    typical = spikes.rest_bytes(phase, known.settings, unified=policy.unified_memory)
-    return (typical + spikes.certainty_bytes(known.cache_bytes, typical)) * (1 + known.repeats)
+    return spikes.rest_bytes(phase, known.settings, unified=policy.unified_memory) * (1 + known.repeats)
 
 
 def _to_free(diagnosis: Diagnosis, known: Known, sizes: _Sizes, rest: int, policy: Policy) -> int:
-    """Return the largest amount that any of the evidence asks for; a refusal alone asks for none."""
-    phase = diagnosis.phase
-    found = [] if sizes.read is None else [sizes.read + rest - sizes.aim]
-    certain = 0 if phase is Phase.CAPTURING_GRAPHS else spikes.certainty_bytes(known.cache_bytes, rest)
-    share = _share(sizes, known, policy)
-    late = phase in AFTER_CAPTURE and sizes.read is not None
-    if share is not None and known.settings.kv_cache_bytes is None and not late:
-        over = int(known.settings.gpu_memory_utilization * sizes.total) - share
-        found.append(over + certain)
-    peak = _sum(sizes, known, policy)
-    if peak is not None and (sizes.read is None or phase is Phase.ALLOCATING_KV_CACHE):
-        found.append(peak - sizes.aim + certain // 2)
-    return max(0, max(found, default=0 if diagnosis.cause in REFUSALS else rest))
+    """Return what the next start would be above its limit; a refusal alone asks for nothing."""
+    projected = _projected(sizes, known, policy)
+    found = [] if projected is None else [projected]
+    if sizes.read is not None:
+        found.append(sizes.read + (rest if projected is None else min(rest, spikes.LEAST_REST_BYTES)))
+    if not found:
+        return 0 if diagnosis.cause in REFUSALS else rest
+    certain = 0 if diagnosis.cause in REFUSALS else spikes.certainty_bytes(known.cache_bytes, rest)
+    return max(0, max(found) + certain * (1 + known.repeats) - sizes.aim)
 
 
 def _held_before(diagnosis: Diagnosis, known: Known, pool: int, policy: Policy) -> int | None:
@@ -199,6 +210,9 @@ def _held_before(diagnosis: Diagnosis, known: Known, pool: int, policy: Policy) 
     free = diagnosis.quantity("free_bytes")
     if diagnosis.cause == "startup_free_memory_too_low" and free is not None:
         return int(pool - free)
+    start = known.sizes.start_free_bytes
+    if start is not None and pool > start:
+        return pool - start
     if not policy.unified_memory:
         return spikes.DEVICE_USED_BYTES
     if known.loading_available_bytes is not None:
@@ -209,21 +223,73 @@ def _held_before(diagnosis: Diagnosis, known: Known, pool: int, policy: Policy) 
 def _share(sizes: _Sizes, known: Known, policy: Policy) -> int | None:
     if sizes.before is None or not sizes.pool:
         return None
-    beyond = spikes.BEYOND_BYTES if policy.unified_memory else spikes.BEYOND_DEVICE_BYTES
-    return max(0, sizes.aim - sizes.before - beyond * (1 + known.repeats))
+    return max(0, sizes.aim - sizes.before - _beyond(known, policy))
 
 
-def _sum(sizes: _Sizes, known: Known, policy: Policy) -> int | None:
-    if known.weights_bytes is None or known.cache_bytes is None or sizes.before is None:
+def _beyond(known: Known, policy: Policy) -> int:
+    """Return what comes beyond vLLM's share: growth, and graphs for which nothing was left free."""
+    late = spikes.LATE_BYTES if policy.unified_memory else spikes.LATE_DEVICE_BYTES
+    return late * (1 + known.repeats) + _graphs_beyond(known)
+
+
+def _counted(known: Known) -> int:
+    """Return what was left free for the graphs beside the KV cache."""
+    return 0 if known.sizes.graphs_counted is False else known.sizes.graphs_bytes or 0
+
+
+def _graphs_beyond(known: Known) -> int:
+    said = known.sizes
+    if said.captured_bytes is not None:
+        return said.captured_bytes - _counted(known)
+    if said.graphs_bytes is None:
+        return int(spikes.GRAPHS_BEYOND * spikes.GRAPHS_BYTES[known.settings.cudagraph])
+    return int((1 + spikes.GRAPHS_BEYOND) * said.graphs_bytes) - _counted(known)
+
+
+def _projected(sizes: _Sizes, known: Known, policy: Policy) -> int | None:
+    """Return what will be in use when the engine serves: from its share, or the sum with a fixed cache."""
+    if sizes.before is None or not sizes.total:
         return None
-    beside = spikes.BESIDE_WEIGHTS_BYTES + (spikes.LATE_BYTES if policy.unified_memory else 0)
-    typical = beside * (1 + known.repeats) + spikes.transient_bytes(known.settings)
-    return sizes.before + known.weights_bytes + known.cache_bytes + typical
-
-
-def _step_share(sizes: _Sizes, known: Known) -> float | None:
-    if sizes.read is None or known.weights_bytes is None or sizes.before is None:
+    if known.settings.kv_cache_bytes is None:
+        share = int(known.settings.gpu_memory_utilization * sizes.total)
+        return sizes.before + share + _beyond(known, policy)
+    weights = weights_of(known, policy)
+    if weights is None:
         return None
-    held = sizes.before + known.weights_bytes + GIB
-    peak = max(sizes.read - held, GIB // 2) * STEP_GROWTH * (1 + known.repeats)
+    graphs = known.sizes.captured_bytes
+    step = (
+        spikes.transient_bytes(known.settings)
+        if graphs is None
+        else graphs + spikes.step_bytes(known.settings)
+    )
+    late = spikes.LATE_BYTES if policy.unified_memory else spikes.LATE_DEVICE_BYTES
+    beside = (spikes.BESIDE_WEIGHTS_BYTES + late) * (1 + known.repeats)
+    return sizes.before + weights + known.settings.kv_cache_bytes + beside + step
+
+
+def weights_of(known: Known, policy: Policy) -> int | None:
+    """Return the weights of one rank: as loaded, else an even part of their files."""
+    if known.weights_bytes is not None or known.sizes.checkpoint_bytes is None:
+        return known.weights_bytes
+    return known.sizes.checkpoint_bytes // (len(policy.nodes) * policy.gpus)
+
+
+def _step_held(sizes: _Sizes, known: Known, policy: Policy) -> int | None:
+    weights = weights_of(known, policy)
+    if sizes.read is None or weights is None or sizes.before is None:
+        return None
+    return sizes.before + weights + GIB
+
+
+def _step(sizes: _Sizes, known: Known, policy: Policy) -> int | None:
+    held = _step_held(sizes, known, policy)
+    if held is None or sizes.read is None:
+        return None
+    return int(max(sizes.read - held, GIB // 2) * STEP_GROWTH * (1 + known.repeats))
+
+
+def _step_share(sizes: _Sizes, known: Known, policy: Policy) -> float | None:
+    held, peak = _step_held(sizes, known, policy), _step(sizes, known, policy)
+    if held is None or peak is None:
+        return None
     return max(0.0, STEP_ROOM * (sizes.aim - held) / peak)

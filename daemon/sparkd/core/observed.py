@@ -11,7 +11,7 @@ from sparkd.core import events as ev
 from sparkd.core import watch
 from sparkd.core.state import Watch
 from sparkd.core.turn import Concern, Turn
-from sparkd.words import ENGINE, Phase
+from sparkd.words import ENGINE, Phase, Sizes
 
 
 def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
@@ -35,7 +35,7 @@ def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
     turn.set_watch(news=not same, **changes)
 
 
-def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | None]:
+def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | Sizes | None]:
     """Return what is known of the generation's sizes with what the event adds."""
     kv_cache = event.kv_cache_bytes or seen.kv_cache_bytes
     request = seen.request_kv_bytes
@@ -50,6 +50,7 @@ def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | None
         "request_tokens": event.request_tokens or seen.request_tokens,
         "request_kv_bytes": request,
         "loading_available_bytes": loading,
+        "sizes": seen.sizes.with_news(event.sizes),
     }
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sparkd.core import ladder
-from sparkd.core.need import Known, gib
+from sparkd.core.need import REFUSALS, Known, gib
 from sparkd.core.policy import Policy
 from sparkd.core.restart import Spent, backoff, spent_on
 from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis
-from sparkd.words import Settings
+from sparkd.words import NO_SIZES, Settings, Sizes
 
 MEMORY = (
     "ray_oom_kill",
@@ -88,6 +88,7 @@ class Facts:
     loading_available_bytes: int | None = None
     failed: tuple[Settings, ...] = ()
     nodes: tuple[NodeMemory, ...] = ()
+    sizes: Sizes = NO_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _at_the_floor(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
     return Remedy(Action.ESCALATE, facts.settings, AT_THE_FLOOR, needs=needs, memory=True)
 
 
-def _known(facts: Facts) -> Known:
+def _known(diagnosis: Diagnosis, facts: Facts) -> Known:
     return Known(
         settings=facts.settings,
         kv_cache_bytes=facts.kv_cache_bytes,
@@ -207,9 +208,16 @@ def _known(facts: Facts) -> Known:
         total_bytes=facts.total_bytes,
         baseline_bytes=facts.baseline_bytes,
         lowest_available_bytes=facts.lowest_available_bytes,
-        repeats=sum(1 for cause in facts.causes if cause in (*MEMORY, SILENT)),
+        sizes=facts.sizes,
+        repeats=_too_much(diagnosis, facts),
         refusals=facts.causes.count("kv_cache_too_small"),
     )
+
+
+def _too_much(diagnosis: Diagnosis, facts: Facts) -> int:
+    """Return how often settings of the ladder's own were too much: a refusal does not say that they were."""
+    kills = {*MEMORY, SILENT} - set(REFUSALS)
+    return sum(1 for cause in (*facts.causes, diagnosis.cause)[1:] if cause in kills)
 
 
 def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
@@ -251,7 +259,7 @@ def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
 
 
 def _one_step(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> tuple[Settings, str] | None:
-    return ladder.step_down(diagnosis, _known(facts), policy, facts.failed)
+    return ladder.step_down(diagnosis, _known(diagnosis, facts), policy, facts.failed)
 
 
 def _relaunch(facts: Facts, policy: Policy, settings: Settings, explanation: str) -> Remedy:

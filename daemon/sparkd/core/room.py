@@ -15,11 +15,15 @@ from sparkd.core.policy import Floors
 from sparkd.core.rungs import Draft, Step
 from sparkd.core.spikes import BESIDE_WEIGHTS_BYTES, NOISE_BYTES, transient_bytes
 from sparkd.signals.model import Diagnosis
-from sparkd.words import Settings
+from sparkd.words import GIB, Settings
 
 CARE = 1.25
 """What is foreseen of a step and the graphs is typical; a start that is refused for a little costs a whole
 load."""
+
+REQUEST_BYTES = 4 * GIB
+"""A request of full length whose KV cache nobody knows: 32768 tokens of 128 KiB (Llama 3 8B: keys
+and values of 32 layers, 8 heads of 128, 2 bytes)."""
 
 REFUSALS_MAX = 3
 """So many times within one incident no KV cache was large enough: no setting makes the room."""
@@ -39,19 +43,20 @@ def fit_free_memory(settings: Settings, need: Need, diagnosis: Diagnosis, floors
     if step is None:
         return None
     draft = Draft(step[0], said=(f"{step[1]}: {gib(free)} were free",))
-    if settings.kv_cache_bytes is not None and need.known.weights_bytes is not None and need.free_bytes > 0:
-        draft = draft.take(rungs.lower_kv(draft.settings, need, floors))
+    draft = draft.try_(rungs.fit_pin, need, floors).try_(rungs.unpin, need, floors)
     return foresee(draft, need, floors).step
 
 
 def foresee(draft: Draft, need: Need, floors: Floors) -> Draft:
-    """Where weights and request are known, see the next refusal coming: too small a KV cache."""
-    one, tokens = need.known.request_kv_bytes, need.known.request_tokens
-    if need.known.weights_bytes is None or not one or not tokens or draft.settings.kv_cache_bytes is not None:
+    """Where the weights are known, see the next refusal coming: too small a KV cache."""
+    one, tokens = need.known.request_kv_bytes or REQUEST_BYTES, need.known.request_tokens
+    if need.weights_bytes is None or not need.total_bytes or draft.settings.kv_cache_bytes is not None:
         return draft
     for rung in _GENTLE:
         if _foreseen_kv(draft.settings, need) < one:
             draft = draft.try_(rung, need, floors)
+    if not need.known.request_kv_bytes or not tokens:
+        return draft
     share = _foreseen_kv(draft.settings, need) / one
     return draft if share >= 1 else draft.take(rungs.fit_context(draft.settings, tokens * share, floors))
 
@@ -60,7 +65,7 @@ def _foreseen_kv(settings: Settings, need: Need) -> int:
     """Return the KV cache that vLLM will make of its share, on the careful side."""
     share = int(settings.gpu_memory_utilization * need.total_bytes)
     beside = BESIDE_WEIGHTS_BYTES + int(CARE * transient_bytes(settings)) + 2 * NOISE_BYTES
-    return share - (need.known.weights_bytes or 0) - beside
+    return share - (need.weights_bytes or 0) - beside
 
 
 PINNED_NOISE_BYTES = 1 << 26
@@ -69,11 +74,15 @@ PINNED_NOISE_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a KV cache is wanted for, and what there is; `taken`: what the next start should leave of it."""
+    """What a KV cache is wanted for, and what there is; `taken`: what the next start should leave of it.
+
+    `tokens`: what the engine says that fits; `token_bytes`: what one of them needs, 0 = unknown.
+    """
 
     wanted: float
     available: float
     tokens: float
+    token_bytes: float = 0.0
     taken: float = 0.0
 
 
@@ -87,12 +96,27 @@ def make_room(settings: Settings, need: Need, diagnosis: Diagnosis, floors: Floo
     wanted = diagnosis.quantity("needed_bytes")
     if wanted is None:
         wanted = float(max(floors.kv_cache_bytes, need.known.request_kv_bytes or 0))
-    room = _Room(wanted, available or 0.0, diagnosis.quantity("estimated_tokens") or 0.0)
+    room = _Room(
+        wanted, available or 0.0, diagnosis.quantity("estimated_tokens") or 0.0, _token_bytes(diagnosis, need)
+    )
     careful = _room_within(settings, replace(room, taken=need.free_bytes), need, floors)
-    return careful or _room_within(settings, room, replace(need, share_bytes=None), floors)
+    if careful is not None and careful.left_bytes <= 0:
+        return careful.step
+    bold = _room_within(settings, room, replace(need, share_bytes=None), floors)
+    better = bold if careful is None or (bold is not None and bold.left_bytes <= 0) else careful
+    return better.step if better is not None else None
 
 
-def _room_within(settings: Settings, room: _Room, need: Need, floors: Floors) -> Step:
+def _token_bytes(diagnosis: Diagnosis, need: Need) -> float:
+    """Return the KV cache that one token needs, as the refusal or an earlier start said; 0 = unknown."""
+    wanted, tokens = diagnosis.quantity("needed_bytes"), diagnosis.quantity("wanted_tokens")
+    if wanted is None or not tokens:
+        wanted, tokens = need.known.request_kv_bytes, need.known.request_tokens
+    return wanted / tokens if wanted and tokens else 0.0
+
+
+def _room_within(settings: Settings, room: _Room, need: Need, floors: Floors) -> Draft | None:
+    """Return what makes the room, with what is still missing; None where nothing helps."""
     pinned = settings.kv_cache_bytes is not None
     noise = PINNED_NOISE_BYTES if pinned else NOISE_BYTES * (1 + need.known.repeats)
     left = room.available - room.taken
@@ -103,27 +127,27 @@ def _room_within(settings: Settings, room: _Room, need: Need, floors: Floors) ->
     for rung in _GENTLE if settings.kv_cache_bytes is None else ():
         gentle = gentle.try_(rung, need, floors) if gentle.left_bytes > 0 else gentle
     if gentle.left_bytes <= 0:
-        return gentle.step
+        return gentle if gentle.said else None
     if room.tokens and left > noise:
         tokens = room.tokens * (left - noise) / room.available
         fits = rungs.fit_context(start.settings, tokens, floors)
         if fits is not None:
-            return start.take(fits).step
-    return _all_that_helps(start, need, floors)
+            return start.take(fits, start.left_bytes)
+    return _all_that_helps(start, room, need, floors)
 
 
-def _all_that_helps(start: Draft, need: Need, floors: Floors) -> Step:
+def _all_that_helps(start: Draft, room: _Room, need: Need, floors: Floors) -> Draft | None:
     """Steps and graphs as far as they go, then the context, then what an earlier step took too much."""
     draft, known = start, need.known
     if start.settings.kv_cache_bytes is None:
         draft = spend(start, need, floors, (rungs.lower_batched_tokens, rungs.lower_graphs))
-    if draft.left_bytes > 0 and known.request_tokens and known.request_kv_bytes:
-        share = 1 - draft.left_bytes / known.request_kv_bytes
-        draft = draft.take(rungs.fit_context(draft.settings, known.request_tokens * share, floors))
+    if draft.left_bytes > 0 and room.token_bytes:
+        fits = rungs.fit_context(draft.settings, (room.wanted - draft.left_bytes) / room.token_bytes, floors)
+        draft = draft.take(fits, draft.left_bytes if fits is not None else 0)
     if draft.left_bytes > 0 and need.share_bytes is None and known.refusals <= 1:
         more = replace(need, free_bytes=draft.left_bytes)
         draft = draft.take(rungs.give_back_share(draft.settings, more, floors))
-    return draft.step if len(draft.said) > len(start.said) else None
+    return draft if len(draft.said) > len(start.said) else None
 
 
 def spend(draft: Draft, need: Need, floors: Floors, order: tuple[rungs.Rung, ...]) -> Draft:

@@ -18,14 +18,26 @@ from dataclasses import dataclass, replace
 
 from sparkd.core.need import RAISED_THRESHOLD, Need, gib
 from sparkd.core.policy import Floors, Policy
-from sparkd.core.spikes import DEFAULT_BATCHED_TOKENS, sure_bytes
-from sparkd.words import CudaGraph, LoadFormat, Settings
+from sparkd.core.spikes import (
+    DEFAULT_BATCHED_TOKENS,
+    certainty_bytes,
+    step_bytes,
+    sure_bytes,
+    transient_bytes,
+)
+from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
 
 Step = tuple[Settings, str] | None
 Rung = Callable[[Settings, Need, Floors], Step]
 
 SHARE_DIGITS = 1000
 """The utilisation moves in steps of 0.001 (0.12 GiB of a Spark), always to the smaller side."""
+
+STEP_FIXED = 0.15
+"""Of the activation peak what does not depend on the tokens of a step (logits of all requests)."""
+
+STEP_PHASES = (Phase.COMPILING, Phase.PROFILING)
+"""In these the activation peak was seen itself."""
 
 TOKENS_STEP = 128
 """The longest context is a multiple of this."""
@@ -112,6 +124,31 @@ def fit_share(settings: Settings, need: Need, floors: Floors) -> Step:
     if need.share_bytes is None or not need.total_bytes:
         return None
     return lower_share_to(settings, need.share_bytes / need.total_bytes, floors)
+
+
+def fit_pin(settings: Settings, need: Need, floors: Floors) -> Step:
+    """Lower a KV cache of fixed size to what fits by projection, with steps and graphs as they are now."""
+    if settings.kv_cache_bytes is None or need.projected_bytes is None:
+        return None
+    before = need.known.settings
+    steps = transient_bytes(settings) - transient_bytes(before)
+    if need.phase in STEP_PHASES and need.step_bytes is not None:
+        tokens = (settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS) / (
+            before.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+        )
+        left = int(need.step_bytes * (STEP_FIXED + (1 - STEP_FIXED) * tokens))
+        steps += max(0, left - step_bytes(settings))
+    over = need.projected_bytes + steps - need.aim_bytes
+    over += certainty_bytes(settings.kv_cache_bytes, need.rest_bytes)
+    return lower_kv(settings, replace(need, free_bytes=over), floors) if over > 0 else None
+
+
+def unpin(settings: Settings, need: Need, _floors: Floors) -> Step:
+    """Let vLLM size the cache within its share, where nobody knows yet what the weights leave."""
+    if settings.kv_cache_bytes is None or need.projected_bytes is not None:
+        return None
+    text = f"KV cache not of {gib(settings.kv_cache_bytes)} but what vLLM's share leaves (weights not known)"
+    return replace(settings, kv_cache_bytes=None), text
 
 
 def give_back_share(settings: Settings, need: Need, _floors: Floors) -> Step:

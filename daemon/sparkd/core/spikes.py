@@ -14,21 +14,23 @@ HOST_BYTES = int(4.5 * GIB)
 dashboard 1 to 2 GiB, API server, engine core and worker 2 to 3 GiB (runtime-facts §1, §3); 5.6 GiB is
 reported on a Spark (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#118)."""
 
-BEYOND_BYTES = int(3.2 * GIB)
-"""What an engine takes beyond its share by the time it serves: graphs above their estimate (vllm#57475), the
-sampler's warm-up, growth of the host processes. 1.4 GiB measured on a discrete GPU (vllm#51590)."""
+LATE_BYTES = int(2.2 * GIB)
+"""What an engine takes on a unified node after its cache was sized, beside the graphs: the sampler's warm-up,
+growth of the host processes while they start and serve."""
 
-BEYOND_DEVICE_BYTES = GIB
-"""The same on a discrete GPU, where the host's growth is elsewhere: 1.4 GiB at 0.95 of 31 GiB
-(vllm#51590)."""
+LATE_DEVICE_BYTES = int(0.4 * GIB)
+"""The same on a discrete GPU, where the host's growth is elsewhere: 1.4 GiB, graphs and all, at 0.95 of 31
+GiB (vllm#51590)."""
+
+GRAPHS_BEYOND = 0.5
+"""What graphs take above their estimate, as a share of it (vllm#57475; measured 0.27 of 0.32 GiB)."""
+
+LEAST_REST_BYTES = GIB
+"""What surely still comes after a reading, where a projection says the rest."""
 
 BESIDE_WEIGHTS_BYTES = int(2.2 * GIB)
 """What vLLM finds in use beside weights, activations and graphs: CUDA context, NCCL, workspaces; on unified
 memory the host's growth meanwhile. 0.2 to 3.6 GiB of "non_torch_memory" (vllm#10511, #14447)."""
-
-LATE_BYTES = int(2.2 * GIB)
-"""What comes on a unified node after the cache was sized: the host processes while they start and serve (as
-`BEYOND_BYTES`, without the graphs)."""
 
 STEP_BYTES = GIB // 2
 STEP_BYTES_PER_TOKEN = int(0.2 * GIB) // 1024

@@ -15,7 +15,7 @@ from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
-from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
+from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
 
 SIGNALS_MAX = 64
 REPORTS_MAX = 128
@@ -139,7 +139,8 @@ class Watch:
     """What is observed of the running generation; everything starts anew with a generation.
 
     `weights_bytes`: of one rank; `request_kv_bytes`: KV cache of one rank that the longest request
-    (`request_tokens`) needs; `loading_available_bytes`: this node's memory when the load began. `silences`:
+    (`request_tokens`) needs; `loading_available_bytes`: this node's memory when the load began; `sizes`: what
+    else the engine says of its memory. `silences`:
     the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked.
     """
 
@@ -150,6 +151,7 @@ class Watch:
     request_tokens: int | None = None
     request_kv_bytes: int | None = None
     loading_available_bytes: int | None = None
+    sizes: Sizes = NO_SIZES
     rate_tok_s: float | None = None
     membership: MembershipObserved | None = None
     membership_ok_at_s: float = 0.0

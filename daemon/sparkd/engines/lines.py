@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparkd.engines.model import LineFact
-from sparkd.words import GIB, Phase
+from sparkd.words import GIB, Phase, Sizes
 
 # (text, phase), vLLM 0.6 to 0.32, in the order of a start; the first text that is in the line counts.
 PHASE_TEXTS: tuple[tuple[str, Phase], ...] = (
@@ -72,6 +73,11 @@ _KV_CPU = re.compile(r"\(([\d.]+)/[\d.]+\) GiB for KV cache")
 # vLLM prints GiB here, and has called them GB.
 _WEIGHTS = re.compile(r"(?:Model loading|Loading model weights) took ([\d.]+) Gi?B")
 _REQUESTS = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
+_CHECKPOINT = re.compile(r"Checkpoint size: ([\d.]+) GiB")
+_ESTIMATED = re.compile(r"Estimated CUDA graph memory: (-?[\d.]+) GiB total")
+_CAPTURED = re.compile(r"Graph capturing finished in .* took (-?[\d.]+) GiB")
+_START_FREE = re.compile(r"Initial free memory ([\d.]+) GiB, reserved")
+_BUDGET = re.compile(r"Free memory on device [^(]*\(([\d.]+)/([\d.]+) GiB\) on startup\. Desired ")
 _RATE = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s")
 
 
@@ -112,6 +118,41 @@ def _requests(text: str) -> LineFact | None:
     return LineFact(phase=Phase.ALLOCATING_KV_CACHE, request_tokens=tokens, requests=requests)
 
 
+def _size(pattern: re.Pattern[str], phase: Phase, made: Callable[[int], Sizes]) -> Reader:
+    """One amount that the engine prints in GiB; negative ones are noise of its measuring."""
+
+    def read(text: str) -> LineFact | None:
+        found = pattern.search(text)
+        if found is None:
+            return None
+        return LineFact(phase=phase, sizes=made(max(0, round(float(found[1]) * GIB))))
+
+    return read
+
+
+def _kv_pinned(text: str) -> LineFact | None:
+    """A cache of fixed size: the line also tells what was free at the start."""
+    fact, free = _kv_cache(_KV_PINNED)(text), _START_FREE.search(text)
+    if fact is None or free is None:
+        return fact
+    return replace(fact, sizes=Sizes(start_free_bytes=round(float(free[1]) * GIB)))
+
+
+def _budget(text: str) -> LineFact | None:
+    """After the capture: what was free at the start, and of what."""
+    found = _BUDGET.search(text)
+    if found is None:
+        return None
+    free, total = (round(float(value) * GIB) for value in found.groups())
+    sizes = Sizes(start_free_bytes=free, device_bytes=total)
+    return LineFact(phase=Phase.CAPTURING_GRAPHS, sizes=sizes)
+
+
+def _counted(text: str) -> LineFact | None:
+    """Whether the graphs' estimate was left free; "disabled" is a warning that advises to enable it."""
+    return LineFact(sizes=Sizes(graphs_counted="profiling is enabled" in text))
+
+
 def _rate(text: str) -> LineFact | None:
     found = _RATE.search(text)
     return LineFact(rate_tok_s=float(found[1])) if found else None
@@ -131,11 +172,25 @@ NUMBER_TEXTS: tuple[tuple[str, Reader], ...] = (
     ("Multi-thread loading shards", _bar(Phase.LOADING_WEIGHTS)),
     (" CUDA graphs", _bar(Phase.CAPTURING_GRAPHS)),
     ("Available KV cache memory: ", _kv_cache(_KV)),
-    ("GiB memory for KV Cache as specified", _kv_cache(_KV_PINNED)),
+    ("GiB memory for KV Cache as specified", _kv_pinned),
     (" GiB for KV cache on node", _kv_cache(_KV_CPU)),
     ("Model loading took ", _weights),
     ("Loading model weights took ", _weights),
     ("Maximum concurrency for ", _requests),
+    (
+        " Checkpoint size: ",
+        _size(_CHECKPOINT, Phase.LOADING_WEIGHTS, lambda size: Sizes(checkpoint_bytes=size)),
+    ),
+    (
+        "Estimated CUDA graph memory: ",
+        _size(_ESTIMATED, Phase.PROFILING, lambda size: Sizes(graphs_bytes=size)),
+    ),
+    (
+        "Graph capturing finished in ",
+        _size(_CAPTURED, Phase.CAPTURING_GRAPHS, lambda size: Sizes(captured_bytes=size)),
+    ),
+    (" on startup. Desired GPU", _budget),
+    ("CUDA graph memory profiling is ", _counted),
     ("Avg generation throughput: ", _rate),
     ("Application startup complete.", _ready),
 )

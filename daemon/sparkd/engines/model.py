@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sparkd.words import Backend, Phase, Role, Settings, Stamp, UnitName
+from sparkd.words import Backend, Phase, Role, Settings, Sizes, Stamp, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ class LineFact:
         request_tokens, requests: length of the longest request, and how many of them the KV cache holds.
         rate_tok_s: generation throughput that the engine reports.
         port_ready: the API server says that it is up.
+        sizes: what else it says of its memory.
     """
 
     phase: Phase | None = None
@@ -140,3 +141,4 @@ class LineFact:
     requests: float | None = None
     rate_tok_s: float | None = None
     port_ready: bool = False
+    sizes: Sizes | None = None

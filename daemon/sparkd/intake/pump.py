@@ -213,6 +213,8 @@ def _fold(draft: _Draft, fact: LineFact, generation: int) -> None:
     """Add a fact; what continues the last one (no phase of its own, or the same) is folded into it."""
     said = {name: getattr(fact, name) for name in _FACTS if getattr(fact, name) is not None}
     last = draft.phases[-1] if draft.phases else None
+    if fact.sizes is not None and last is not None and last.sizes is not None:
+        said["sizes"] = last.sizes.with_news(fact.sizes)
     if last is not None and fact.phase in {None, last.phase}:
         draft.phases[-1] = replace(last, **said)
     elif len(draft.phases) < FACTS_MAX:
