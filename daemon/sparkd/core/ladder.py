@@ -119,14 +119,18 @@ def _small_enough(halvings: int, need: Need) -> bool:
 def free_bytes(settings: Settings, need: Need, diagnosis: Diagnosis, floors: Floors) -> Step:
     """From the KV cache on: the cache pays, unless that costs more than smaller steps and fewer graphs."""
     measured = diagnosis.cause in (*HOST_CAUSES, "cuda_oom")
-    need = replace(need, free_bytes=max(need.free_bytes, LEAST_BYTES if measured else need.rest_bytes))
+    least = LEAST_BYTES if measured else need.rest_bytes
+    typical = need.free_bytes <= least
+    need = replace(need, free_bytes=max(need.free_bytes, least))
     draft = Draft(settings, need.free_bytes)
     if need.known.cache_bytes is None:
         draft = draft.try_(rungs.lower_utilization, need, floors)
-        return _explained(draft if draft.said else draft.try_(rungs.lower_batched_tokens, need, floors), need)
+        draft = draft if draft.said else draft.try_(rungs.lower_batched_tokens, need, floors)
+        return draft.step if typical else _explained(draft, need)
     if _too_dear(draft, need, floors):
         draft = _beside_the_cache(replace(draft, settings=rungs.pin_kv(settings, need)), need, floors)
-    return _explained(_from_the_cache(draft, need, floors), need)
+    draft = _from_the_cache(draft, need, floors)
+    return draft.step if typical else _explained(draft, need)
 
 
 def _too_dear(draft: Draft, need: Need, floors: Floors) -> bool:
@@ -168,8 +172,6 @@ def _explained(draft: Draft, need: Need) -> Step:
 
 def _why(need: Need) -> str:
     """Return the amount as a sum: what is to be expected with what is added to be sure, and the limit."""
-    if need.free_bytes <= LEAST_BYTES:
-        return ""
     aim, peak = gib(need.aim_bytes), need.free_bytes + need.aim_bytes
     if need.read_bytes is not None and (need.projected_bytes or 0) <= need.read_bytes + LEAST_REST_BYTES:
         read, more = gib(need.read_bytes), gib(peak - need.read_bytes)
