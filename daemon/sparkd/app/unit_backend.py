@@ -36,7 +36,7 @@ def chosen(backend: UnitBackend, environ: Mapping[str, str], pid: int) -> UnitBa
     return UnitBackend.SYSTEMD if environ.get("SYSTEMD_EXEC_PID") == str(pid) else UnitBackend.CHILDREN
 
 
-async def _never() -> bool:
+async def _always() -> bool:
     return True
 
 
@@ -80,7 +80,7 @@ def backend_of(loaded: Loaded, pump: LogPump, emit: Emit) -> UnitsBackend:
     if loaded.paths.kernel_log == JOURNAL:
         journal = Journal(pump.feed, {}, _cursor(loaded))
         pump.sources = (journal, *pump.sources)
-    return UnitsBackend(units, _never, journal, _kernel(loaded, pump, DEVICE))
+    return UnitsBackend(units, _always, journal, _kernel(loaded, pump, DEVICE))
 
 
 def _systemd(loaded: Loaded, pump: LogPump, emit: Emit) -> UnitsBackend:
