@@ -221,6 +221,15 @@ def test_an_edit_is_in_force_from_the_next_start_on() -> None:
     world.run_until(serving(world))
 
 
+def test_what_somebody_started_is_taken_over_also_where_nothing_starts_by_itself() -> None:
+    world = in_phase(Phase.SERVING)
+    head = world.head
+    world.nodes["spark-a"] = replace(head, policy=replace(head.policy, autostart=False))
+    world.restart_daemon("spark-a", remember=False)
+    world.run_until(serving(world), 30)
+    assert (world.head.state.coordinator.generation, world.stops) == (1, [])
+
+
 def test_memory_is_awaited_as_before_the_start_that_was_taken_over() -> None:
     world = in_phase(Phase.SERVING)
     before = world.head.available_bytes

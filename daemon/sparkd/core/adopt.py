@@ -27,7 +27,8 @@ FROM = (Phase.IDLE, Phase.WAITING, Phase.PAUSED)
 def take_over(turn: Turn) -> None:
     """Take over what runs, where nothing has been ordered yet and nothing speaks against it."""
     lead = turn.lead
-    if lead.epoch or lead.phase not in FROM or not lead.target or not turn.member.found:
+    stopped = lead.asked_target is False
+    if lead.epoch or lead.phase not in FROM or stopped or not turn.member.found:
         return
     generation = turn.state.seen.generation
     after = _phase_of(turn, generation)
@@ -74,6 +75,7 @@ def has_part(peer: Peer, generation: int, wanted: tuple[UnitName, ...]) -> bool:
 def _adopt(turn: Turn, generation: int, after: Phase) -> None:
     settings, in_force = _settings(turn), turn.lead.settings
     turn.set_lead(
+        target=True,
         epoch=turn.state.seen.epoch + 1,
         generation=generation,
         settings=settings,

@@ -105,7 +105,7 @@ def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
 def _obey(turn: Turn) -> None:
     """What a person or a leaving node asks goes before what the phase would do."""
     phase = turn.lead.phase
-    resting = RESTING if turn.lead.stop_wanted or _something_runs(turn) else (*RESTING, Phase.IDLE)
+    resting = RESTING if turn.lead.stop_wanted else (*RESTING, Phase.IDLE)
     if not turn.lead.target and phase not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
     elif phase in LIVE and (name := _stopped_by_hand(turn)):
@@ -115,13 +115,6 @@ def _obey(turn: Turn) -> None:
     elif turn.lead.pause_wanted and phase in PAUSABLE:
         turn.set_lead(paused_from=phase)
         turn.move(Phase.PAUSED, "asked to pause")
-
-
-def _something_runs(turn: Turn) -> bool:
-    """Whether a unit is known to live on any node."""
-    peers = (peer.status for peer in turn.state.peers if peer.fresh and peer.status is not None)
-    alive = any(unit.state is not UnitState.GONE for status in peers for unit in status.units)
-    return alive or bool(member.alive(turn))
 
 
 def _rest(turn: Turn, reason: str) -> None:
