@@ -130,7 +130,10 @@ SCHEMES: dict[str, MADE] = {
     "nvfp4": {
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",
-        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]},
+        "quantization": {
+            "quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16,
+            "exclude_modules": ["lm_head"],
+        },
     },
 }  # fmt: skip
 
@@ -368,6 +371,102 @@ def mamba2(name: str, hidden: int, inner: int, groups: int, heads: int) -> Itera
     yield f"{name}.out_proj.weight", "BF16", (hidden, inner)
 
 
+def qwen3_5(*, layers: int = 8) -> tuple[MADE, list[Tensor]]:
+    """As Qwen3-Next, dense, with the parts of the delta net apart and its state in 32 bits."""
+    hidden, inner, heads, kv, dim, vocab = 512, 1024, 8, 2, 128, 9000
+    k_heads, v_heads, state = 4, 8, 64
+    config = configured(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", "bf16", vocab_size=vocab, hidden_size=hidden,
+        intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, head_dim=dim, linear_conv_kernel_dim=4, linear_key_head_dim=state,
+        linear_value_head_dim=state, linear_num_key_heads=k_heads, linear_num_value_heads=v_heads,
+        full_attention_interval=4, tie_word_embeddings=False, mamba_ssm_dtype="float32",
+        layer_types=["full_attention" if n % 4 == 3 else "linear_attention" for n in range(layers)],
+    )  # fmt: skip
+    keys, values = k_heads * state, v_heads * state
+    tensors = [*ends(vocab, hidden, tied=False)]
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        if n % 4 == 3:
+            tensors += attention(f"{at}.self_attn", hidden, heads, kv, dim, "bf16", normed=True, gated=True)
+        else:
+            own = f"{at}.linear_attn"
+            whole = delta_net(own, hidden, k_heads, v_heads, state)
+            tensors += [tensor for tensor in whole if ".in_proj_" not in tensor[0]]
+            for part, rows in (("qkv", 2 * keys + values), ("z", values), ("b", v_heads), ("a", v_heads)):
+                tensors += linear(f"{own}.in_proj_{part}", rows, hidden, "bf16")
+        tensors += [*mlp(f"{at}.mlp", hidden, inner, "bf16"), *norms(at, hidden)]
+    return config, tensors
+
+
+def mixtral(*, experts: int = 8, layers: int = 2) -> tuple[MADE, list[Tensor]]:
+    hidden, inner, heads, kv, vocab = 512, 512, 8, 2, 9000
+    config = configured(
+        "MixtralForCausalLM", "mixtral", "bf16", vocab_size=vocab, hidden_size=hidden,
+        intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, head_dim=64, num_local_experts=experts, num_experts_per_tok=2,
+        sliding_window=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    tensors = [*ends(vocab, hidden, tied=False)]
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        tensors += [*attention(f"{at}.self_attn", hidden, heads, kv, 64, "bf16"), *norms(at, hidden)]
+        tensors += linear(f"{at}.block_sparse_moe.gate", experts, hidden, "bf16")
+        for e in range(experts):
+            one = f"{at}.block_sparse_moe.experts.{e}"
+            tensors += linear(f"{one}.w1", inner, hidden, "bf16")
+            tensors += linear(f"{one}.w2", hidden, inner, "bf16")
+            tensors += linear(f"{one}.w3", inner, hidden, "bf16")
+    return config, tensors
+
+
+def phi3(*, layers: int = 4) -> tuple[MADE, list[Tensor]]:
+    """Queries, keys and values in one tensor, and both halves of the MLP in another."""
+    hidden, inner, heads, kv, dim, vocab = 512, 1536, 8, 2, 64, 9000
+    config = configured(
+        "Phi3ForCausalLM", "phi3", "bf16", vocab_size=vocab, hidden_size=hidden, intermediate_size=inner,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, sliding_window=None,
+        tie_word_embeddings=False, original_max_position_embeddings=4096,
+    )  # fmt: skip
+    tensors = [*ends(vocab, hidden, tied=False)]
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        tensors += linear(f"{at}.self_attn.qkv_proj", (heads + 2 * kv) * dim, hidden, "bf16")
+        tensors += linear(f"{at}.self_attn.o_proj", hidden, heads * dim, "bf16")
+        tensors += linear(f"{at}.mlp.gate_up_proj", 2 * inner, hidden, "bf16")
+        tensors += [*linear(f"{at}.mlp.down_proj", hidden, inner, "bf16"), *norms(at, hidden)]
+    return config, tensors
+
+
+def glm4_moe(*, experts: int = 8, layers: int = 3) -> tuple[MADE, list[Tensor]]:
+    """A dense first layer, shared experts, and a layer beyond the last that predicts a second token."""
+    hidden, inner, dense, heads, kv, dim, vocab = 512, 256, 1024, 8, 2, 64, 9000
+    config = configured(
+        "Glm4MoeForCausalLM", "glm4_moe", "bf16", vocab_size=vocab, hidden_size=hidden,
+        intermediate_size=dense, moe_intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim, n_routed_experts=experts,
+        n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+        norm_topk_prob=True, routed_scaling_factor=1.0, attention_bias=True, use_qk_norm=True,
+        partial_rotary_factor=0.5, num_nextn_predict_layers=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    tensors = [*ends(vocab, hidden, tied=False)]
+    for n in range(layers + 1):
+        at = f"model.layers.{n}"
+        tensors += attention(f"{at}.self_attn", hidden, heads, kv, dim, "bf16", bias=True, normed=True)
+        tensors += norms(at, hidden)
+        if n == 0:
+            tensors += mlp(f"{at}.mlp", hidden, dense, "bf16")
+            continue
+        tensors += [(f"{at}.mlp.gate.weight", "BF16", (experts, hidden))]
+        tensors += [(f"{at}.mlp.gate.e_score_correction_bias", "F32", (experts,))]
+        tensors += mlp(f"{at}.mlp.shared_experts", hidden, inner, "bf16")
+        for e in range(experts):
+            tensors += mlp(f"{at}.mlp.experts.{e}", hidden, inner, "bf16")
+    at = f"model.layers.{layers}"
+    tensors += [(f"{at}.eh_proj.weight", "BF16", (hidden, 2 * hidden))]
+    return config, [*tensors, *norms(at, hidden, ("enorm", "hnorm"))]
+
+
 CASES = {
     "llama-gqa": llama,
     "llama-mha": lambda: llama(kv=8),
@@ -386,6 +485,10 @@ CASES = {
     "qwen3-moe-nvfp4": lambda: qwen3_moe("nvfp4"),
     "deepseek": deepseek,
     "deepseek-fp8-block": lambda: deepseek("fp8-block"),
+    "mixtral": mixtral,
+    "phi3": phi3,
+    "glm4-moe": glm4_moe,
+    "qwen3-5": qwen3_5,
     "qwen3-next": qwen3_next,
     "nemotron-h": nemotron_h,
     "nemotron-h-one-group": lambda: nemotron_h(groups=1),

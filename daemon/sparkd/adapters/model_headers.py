@@ -55,9 +55,10 @@ def _files(folder: Path) -> list[Path]:
     index = _object(folder / INDEX)
     if index is not None:
         listed = index.get("weight_map")
-        if not isinstance(listed, dict) or not listed:
-            raise ModelHeadersError(f"{folder}/{INDEX}: has no weight_map; fetch it again")
-        names = sorted({name for name in listed.values() if isinstance(name, str)})
+        values = listed.values() if isinstance(listed, dict) else ()
+        names = sorted({name for name in values if isinstance(name, str)})
+        if not names:
+            raise ModelHeadersError(f"{folder}/{INDEX}: its weight_map names no files; fetch it again")
         return [folder / _plain(folder, name) for name in _there(folder, names)]
     found = sorted(folder.glob("*.safetensors"))
     parts = [path for path in found if not path.name.startswith("consolidated")] or found
@@ -107,9 +108,9 @@ def _tensor(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not (_numbers(shape) and _numbers(offsets) and len(offsets) == 2):
         raise ModelHeadersError(f"{path}: its header is damaged at {name!r}; fetch it again")
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ModelHeadersError(f"{path}: {name!r} has the type {dtype!r}, whose size is not known here")
-    tensor = Tensor(name, str(dtype), tuple(shape))
+    tensor = Tensor(name, dtype, tuple(shape))
     if tensor.bytes != offsets[1] - offsets[0]:
         raise ModelHeadersError(f"{path}: {name!r} claims more or fewer bytes than it has; fetch it again")
     if offsets[1] > data_bytes:

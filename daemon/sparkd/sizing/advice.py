@@ -12,7 +12,10 @@ from sparkd.sizing.verdict import Failure, Judged, Outcome, free_at_start, gib, 
 from sparkd.words import CudaGraph, Phase, Settings
 
 STEPS_MAX = 24
+SHARES = 1000
+"""vLLM's share is advised in thousandths."""
 LEAST_TOKENS, LEAST_SHARE, LEAST_LENGTH = 512, 0.1, 2048
+_ORDER = list(Phase)
 _EARLY = (Phase.FORMING, Phase.INIT_DISTRIBUTED, Phase.LOADING_WEIGHTS)
 
 
@@ -59,18 +62,34 @@ def plan_for(request: Request) -> Advice:
         step = _step(now, request)
         if step is None:
             break
-        changes.append(step[1])
-        now = judge(replace(request, settings=step[0]))
+        changes.append(step[0])
+        now = step[1]
     return Advice(asked, only_you=_only_you(now.failures[0], now))
 
 
-def _step(now: Judged, request: Request) -> _Draft | None:
+def _step(now: Judged, request: Request) -> tuple[Change, Judged] | None:
+    """Return the first step that brings the plan nearer to one that fits, or frees for the next one."""
     failure = now.failures[0]
     for step in _steps(failure):
         draft = step(now, request, failure)
-        if draft is not None and draft[0] != now.settings:
-            return draft
+        if draft is None:
+            continue
+        after = judge(replace(request, settings=draft[0]), now.sizes.weights)
+        if step in _PREPARING or _distance(after) < _distance(now) or _beside(after) < _beside(now):
+            return draft[1], after
     return None
+
+
+def _beside(judged: Judged) -> int:
+    """What a step and the graphs take: where vLLM sizes the cache, less of it only makes the cache larger."""
+    return (judged.sizes.step_bytes or 0) + judged.sizes.graphs_bytes
+
+
+def _distance(judged: Judged) -> tuple[int, int]:
+    """How far a plan is from one that fits: its first failure, the later and the smaller the nearer."""
+    if not judged.failures:
+        return (-len(_ORDER), 0)
+    return (-_ORDER.index(judged.failures[0].phase), judged.failures[0].over_bytes)
 
 
 _Step = Callable[[Judged, Request, Failure], _Draft | None]
@@ -85,7 +104,7 @@ def _steps(failure: Failure) -> tuple[_Step, ...]:
         return ()
     if failure.phase is Phase.PROFILING:
         return (_fewer_requests, _fewer_tokens)
-    return (_less_cache, _fewer_tokens, _fewer_graphs, _no_graphs)
+    return (_less_cache, _fewer_tokens, _fewer_graphs, _shorter_for_less, _no_graphs)
 
 
 def _changed(now: Judged, why: str, **values: object) -> _Draft:
@@ -113,20 +132,26 @@ def _share_to_free(now: Judged, request: Request, failure: Failure) -> _Draft | 
     )
 
 
+def _to_free(judged: Judged) -> int:
+    """What the worst phase is over; what a cache lacks is not to be freed."""
+    return max((f.over_bytes for f in judged.failures if f.cause != "kv_cache_too_small"), default=0)
+
+
 def _less_cache(now: Judged, request: Request, failure: Failure) -> _Draft | None:
     """The cache pays one for one, as long as it still holds the longest request."""
     del failure  # the worst of all counts: one change shall do
-    over = max(failure.over_bytes for failure in now.failures)
+    over = _to_free(now)
     cached, tokens = now.sizes.kv_cache_bytes or 0, now.sizes.max_model_len
     one = now.sizes.cache.request_bytes(tokens) if tokens and not now.sizes.layers.unknown else 0
-    if cached - over < one:
+    share = floor((now.sizes.requested_bytes - over) / request.node.total_bytes * SHARES) / SHARES
+    pinned = now.settings.kv_cache_bytes is not None
+    left = cached - over - (0 if pinned else request.node.total_bytes // SHARES)
+    if not over or left < one or (share < LEAST_SHARE and not pinned):
         return None
     why = f"the KV cache pays one for one: {gib(cached)} becomes {gib(cached - over)}"
-    if now.settings.kv_cache_bytes is not None:
-        return _changed(now, why, kv_cache_bytes=cached - over)
-    total = request.node.total_bytes
-    share = floor((now.sizes.requested_bytes - over) / total * 1000) / 1000
-    return None if share < LEAST_SHARE else _changed(now, why, gpu_memory_utilization=share)
+    if pinned:
+        return _changed(now, why, kv_cache_bytes=left)
+    return _changed(now, why, gpu_memory_utilization=share)
 
 
 def _fewer_requests(now: Judged, request: Request, failure: Failure) -> _Draft | None:
@@ -174,6 +199,26 @@ def _shorter(now: Judged, request: Request, failure: Failure) -> _Draft | None:
         return None
     why = f"the longest request that {gib(cached)} of KV cache hold"
     return _changed(now, why, max_model_len=length)
+
+
+def _shorter_for_less(now: Judged, request: Request, failure: Failure) -> _Draft | None:
+    """Make room for a smaller cache: only as long a request as it will hold."""
+    del failure
+    most, cached = now.sizes.max_model_len, now.sizes.kv_cache_bytes or 0
+    over = _to_free(now)
+    left = cached - over - request.node.total_bytes // SHARES
+    if most is None or left <= 0 or now.sizes.layers.unknown:
+        return None
+    length = now.sizes.cache.longest(left, most) // 256 * 256
+    if length < LEAST_LENGTH or length >= most:
+        return None
+    return _changed(
+        now, f"the KV cache has to become {gib(left)}, which hold no longer one", max_model_len=length
+    )
+
+
+_PREPARING = (_shorter_for_less,)
+"""Steps that free nothing by themselves, and allow the next one to."""
 
 
 def _merged(changes: list[Change]) -> tuple[Change, ...]:

@@ -55,7 +55,6 @@ KNOWN: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": _PLAIN,
     "MiniMaxM2ForCausalLM": _PLAIN,
     "Phi3ForCausalLM": _PLAIN,
-    "GptOssForCausalLM": Family(window_every=2),
     "Gemma2ForCausalLM": Family(window_every=2),
     "Gemma3ForCausalLM": Family(window_every=6),
     "DeepseekV2ForCausalLM": Family(Attention.MLA),

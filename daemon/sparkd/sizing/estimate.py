@@ -13,6 +13,8 @@ from sparkd.sizing.weights import Weights, weights_of
 from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase
 
 COUNTED, DECLARED = Source.COUNTED, Source.DECLARED
+FULL_SHARE = 0.25
+"""An idle system holds less of its memory than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,14 @@ class Sizes:
     warnings: tuple[str, ...] = ()
 
 
-def sizes_of(request: Request) -> Sizes:
-    """Work out what does not depend on the phase."""
+def sizes_of(request: Request, weights: Weights | None = None) -> Sizes:
+    """Work out what does not depend on the phase.
+
+    Args:
+        request: what is asked.
+        weights: those of this checkpoint and layout, where they were worked out before: settings do not
+            change them, and a large model has a hundred thousand tensors.
+    """
     checkpoint, settings, layout = request.checkpoint, request.settings, request.layout
     accounting, warning = accounting_of(layout.vllm_version, request.options)
     layers = layers_of(checkpoint, layout, request.options)
@@ -73,7 +81,7 @@ def sizes_of(request: Request) -> Sizes:
     in_flight = tokens * max(accounting.batches, layout.pipeline_parallel)
     requests = settings.max_num_seqs or declared.DEFAULT_SEQS
     sizes = Sizes(
-        weights=weights_of(checkpoint, layout, request.options),
+        weights=weights or weights_of(checkpoint, layout, request.options),
         layers=layers,
         cache=cache_of(layers, request.options.block_size, in_flight),
         kv_cache_bytes=settings.kv_cache_bytes,
@@ -98,6 +106,11 @@ def _warnings(request: Request, version: str) -> tuple[str, ...]:
     if request.node.available_bytes is None:
         held = declared.SYSTEM_BYTES if request.node.unified else declared.DEVICE_USED_BYTES
         found.append(f"what is free on the node was not given: {held / GIB:.1f} GiB are taken to be in use")
+    elif before_bytes(request)[0] > request.node.total_bytes * FULL_SHARE:
+        held = before_bytes(request)[0]
+        found.append(
+            f"{held / GIB:.1f} GiB are in use: if that is the engine, plan again while it is stopped"
+        )
     return tuple(found)
 
 

@@ -18,6 +18,8 @@ from sparkd.sizing.weights import stage_ends
 TYPE_BYTES: Mapping[str, int] = {
     "float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip
+LAYERS_MAX = 10_000
+"""More layers than this are a damaged configuration."""
 _WINDOW_KINDS = frozenset({"sliding_attention"})
 _STATE_KINDS = frozenset({"linear_attention"})
 
@@ -126,6 +128,8 @@ def _kinds(checkpoint: Checkpoint, family: Family) -> list[str]:
             raise _LackingError("hybrid_override_pattern")
         return [{"M": "state", "*": "full"}.get(letter, "none") for letter in pattern]
     count = _number(checkpoint, "num_hidden_layers")
+    if count > LAYERS_MAX:
+        raise _LackingError("a credible num_hidden_layers")
     listed = checkpoint.text.get("layer_types")
     windowed = checkpoint.number("sliding_window") is not None and _window_used(checkpoint)
     if isinstance(listed, list) and len(listed) == count:

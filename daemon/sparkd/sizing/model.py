@@ -79,7 +79,7 @@ class Checkpoint:
         """Return the first of these numbers that the language model's configuration has."""
         for name in names:
             value = self.text.get(name)
-            if isinstance(value, int) and not isinstance(value, bool):
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 return value
         return None
 

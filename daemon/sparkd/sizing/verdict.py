@@ -11,6 +11,7 @@ from enum import StrEnum
 from sparkd.sizing import declared
 from sparkd.sizing.estimate import Need, Sizes, before_bytes, needs_of, sizes_of
 from sparkd.sizing.model import Node, Request
+from sparkd.sizing.weights import Weights
 from sparkd.words import GIB, Backend, Phase, Settings
 
 _BEFORE_WEIGHTS = (Phase.FORMING, Phase.INIT_DISTRIBUTED)
@@ -76,9 +77,9 @@ def gib(value: float) -> str:
     return f"{value / GIB:.1f} GiB" if abs(value) >= GIB else f"{value / (1 << 20):.0f} MiB"
 
 
-def judge(request: Request) -> Judged:
-    """Return what the numbers say of these settings on this node."""
-    sizes = sizes_of(request)
+def judge(request: Request, weights: Weights | None = None) -> Judged:
+    """Return what the numbers say of these settings on this node; *weights* as for `sizes_of`."""
+    sizes = sizes_of(request, weights)
     needs = needs_of(request, sizes)
     limit = limit_of(request)
     judged = Judged(Outcome.FITS, request.settings, sizes, needs, limit)
@@ -168,12 +169,10 @@ def _cache(judged: Judged) -> Failure | None:
     sizes, tokens = judged.sizes, judged.sizes.max_model_len
     if sizes.kv_cache_bytes is None:
         return None
+    one = 0 if tokens is None or sizes.layers.unknown else sizes.cache.request_bytes(tokens)
     if sizes.kv_cache_bytes == 0:
         text = "vLLM would refuse: its share leaves no memory for the KV cache"
-        return Failure(Phase.ALLOCATING_KV_CACHE, "kv_cache_too_small", 1, text)
-    if tokens is None or sizes.layers.unknown:
-        return None
-    one = sizes.cache.request_bytes(tokens)
+        return Failure(Phase.ALLOCATING_KV_CACHE, "kv_cache_too_small", max(one, 1), text)
     if one <= sizes.kv_cache_bytes:
         return None
     text = (

@@ -33,6 +33,7 @@ VOCABULARY = frozenset({"embed_tokens", "embeddings", "lm_head"})
 _SCALARS = frozenset({"weight_scale_2", "input_scale", "weight_global_scale", "input_global_scale"})
 _ORDER = frozenset({"g_idx", "weight_g_idx"})
 _CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale"})
+_PACKED = frozenset({"qweight", "weight_packed"})
 _INPUT_FIRST = frozenset({"qweight", "qzeros", "scales"})
 _LEAVES = _SCALARS | _ORDER | _CACHE_SCALES | _INPUT_FIRST | {
     "weight", "bias", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape",
@@ -208,7 +209,7 @@ def _placed(tensor: Tensor, split: _Split) -> tuple[str, int]:
     if module in WHOLE or "norm" in module or leaf in _CACHE_SCALES:
         return _of_whole(tensor, module, leaf, split)
     if module in MAMBA and split.family.attention is not Attention.PLAIN:
-        return _share(tensor, split.ranks, split.group_rows, 0)
+        return _column(tensor, leaf, split.ranks, split.group_rows)
     if module in HEADS and split.family.attention is not Attention.MLA:
         return _column(tensor, leaf, min(split.ranks, split.kv_heads))
     if module == "qkv_proj":
@@ -263,11 +264,11 @@ def _of_experts(tensor: Tensor, rest: str, split: _Split) -> tuple[str, int]:
     return _row(tensor, leaf, split.ranks) if module in ROW else ("unplaced", tensor.bytes)
 
 
-def _column(tensor: Tensor, leaf: str, ranks: int) -> tuple[str, int]:
+def _column(tensor: Tensor, leaf: str, ranks: int, kept_rows: int = 0) -> tuple[str, int]:
     """Split along the outputs; scalars and the order of the inputs stay whole."""
     if not tensor.shape or leaf in _ORDER | _SCALARS | {"weight_shape"} or max(tensor.shape) == 1:
         return "whole", tensor.bytes
-    return _share(tensor, ranks, 0, -1 if leaf in _INPUT_FIRST else 0)
+    return _share(tensor, ranks, kept_rows, -1 if leaf in _INPUT_FIRST else 0)
 
 
 def _row(tensor: Tensor, leaf: str, ranks: int) -> tuple[str, int]:
@@ -296,11 +297,12 @@ def _packed(tensor: Tensor, split: _Split) -> tuple[str, int]:
 
 
 def _derived(tensor: Tensor, split: _Split) -> int:
-    """MLA keeps the two halves of kv_b_proj a second time, in the model's own type (W_UK_T, W_UV)."""
+    """MLA keeps a quantised kv_b_proj a second time, in the model's own type; of a plain one only views."""
     module, leaf = _ends(tensor.name)
-    if split.family.attention is not Attention.MLA or module != "kv_b_proj":
+    quantised = leaf in _PACKED or (leaf == "weight" and ITEM_BYTES[tensor.dtype] < 2)
+    if split.family.attention is not Attention.MLA or module != "kv_b_proj" or not quantised:
         return 0
     number = split.checkpoint.number
     width = (number("qk_nope_head_dim") or 0) + (number("v_head_dim") or 0)
     rank, heads = number("kv_lora_rank") or 0, number("num_attention_heads") or 0
-    return 2 * width * rank * (heads // split.ranks) if leaf in {"weight", "qweight", "weight_packed"} else 0
+    return 2 * width * rank * (heads // split.ranks)
