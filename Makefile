@@ -48,10 +48,10 @@ lab: setup
 	@bash tests/packages.sh iproute2
 	$(BIN)/python -m lab $(ARGS)
 
-# The checks that hold the stand-in engine to the real programs, against the real programs (about 8 minutes).
+# What holds the stand-in engine and the sizing to the real programs, against them (about 12 minutes).
 contract: setup
 	SPARKD_ENGINE_ENV=$$($(BIN)/python -m lab.engine_env | tail -1) \
-	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py $(ARGS)
+	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py tests/contract/test_sizing_contract.py $(ARGS)
 
 # Speed of `sparkctl diagnose` and of the live tail, beside grep with the same patterns; the last line is JSON.
 bench-diagnose: setup

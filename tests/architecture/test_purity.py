@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "daemon" / "sparkd"
 PURE = [
-    path for part in ("core", "signals", "engines", "wire") for path in sorted((PACKAGE / part).rglob("*.py"))
+    path
+    for part in ("core", "signals", "engines", "sizing", "wire")
+    for path in sorted((PACKAGE / part).rglob("*.py"))
 ] + [PACKAGE / "words.py"]
 # Setting a node up is planned without touching it; these four look and do.
 ACTING = {"apply.py", "package.py", "probe.py", "survey.py"}

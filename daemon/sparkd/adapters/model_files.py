@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkd.adapters.safetensors_header import HEADER_MAX_BYTES, read_header
 from sparkd.core.events import ModelChecked
 
 # A copy touches its file more often than this; rsync and scp do so every few hundred milliseconds.
 SETTLE_S = 5.0
 # A network file system that has gone away answers never; the check must.
 DEADLINE_S = 30.0
-# The format's own limit of a header: 100 MB (safetensors, MAX_HEADER_SIZE).
-_HEADER_MAX_BYTES = 100_000_000
 _JSON_MAX_BYTES = 64 << 20
 _NAMED_MAX = 3
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)$")
@@ -133,26 +132,15 @@ class LocalModel:
 
 
 def short_bytes(path: Path, size: int) -> int:
-    """Return how many bytes a safetensors file lacks of what its header says; 0 where it says nothing.
-
-    The format: 8 bytes little-endian length of the header, the header (JSON; `data_offsets` count from its
-    end), the data.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        head = os.pread(fd, 8, 0)
-        if len(head) < 8:
-            return 8 - len(head)
-        length = int.from_bytes(head, "little")
-        if length > _HEADER_MAX_BYTES:
-            return 0
-        if 8 + length > size:
-            return 8 + length - size
-        end = _data_end(os.pread(fd, length, 8))
-    finally:
-        os.close(fd)
-    return max(8 + length + end - size, 0)
+    """Return how many bytes a safetensors file lacks of what its header says; 0 where it says nothing."""
+    header = read_header(path)
+    if header.missing:
+        return header.missing
+    if header.length > HEADER_MAX_BYTES:
+        return 0
+    if 8 + header.length > size:
+        return 8 + header.length - size
+    return max(8 + header.length + _data_end(header.text) - size, 0)
 
 
 def _data_end(header: bytes) -> int:

@@ -1,7 +1,8 @@
 """`sparkctl`: the operator's program. It imports what a command needs, so that it answers at once.
 
-Exit status: 0 = fine (for `status`: serving, and nobody is needed; for `diagnose`: nothing wrong found),
-1 = not so or refused, 2 = wrong usage, or what is asked (the daemon, a log, the output) cannot be used.
+Exit status: 0 = fine (for `status`: serving, and nobody is needed; for `diagnose`: nothing wrong found;
+for `plan`: it fits), 1 = not so or refused, 2 = wrong usage, or what is asked (the daemon, a log, a model,
+the output) cannot be used.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ def _run(options: argparse.Namespace) -> int:
         from sparkd.cli import signatures
 
         return signatures.run(options)
+    if options.command == "plan":
+        from sparkd.cli import plan
+
+        return plan.run(options)
     if options.command in COMMANDS:
         from sparkd.cli import setting_up
 
@@ -111,8 +116,38 @@ def _parser() -> argparse.ArgumentParser:
         "--patterns", action="store_true", help="only the patterns, for: LC_ALL=C grep -cE -f"
     )
     _add_signature_folder(signatures)
+    _add_plan(commands.add_parser("plan", parents=[common], help="what a model needs, before it is started"))
     add_setup(commands)
     return parser
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Size a model from its configuration and the headers of its weight files (nothing else is read): "
+        "what each phase of a start needs on a node, which would fail and by how much, and the settings that "
+        "fit. Needs no daemon and changes nothing. Exit status: 0 it fits, 1 it does not, or vLLM would "
+        "refuse, 2 nothing can be said (unknown architecture, model or configuration not readable)."
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL_DIR", help="folder of the model (default: engine.model)"
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="what is asked (default: /etc/sparkd/sparkd.toml; with MODEL_DIR alone every key's default)",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="another value of a key of [settings], or of section.key (engine.tensor_parallel=1); repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--node-memory", metavar="BYTES", help="of a node, or of one GPU (default: this node's)"
+    )
+    parser.add_argument(
+        "--node-available",
+        metavar="BYTES",
+        help="what is free of it before the launch (default: as it is now)",
+    )
 
 
 def _add_diagnose(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ def load(
     token = _page_token(file, credentials, path, wanting)
     if lines or this is None:
         raise ConfigError(lines)
-    loaded = _loaded(file, nodes, this, key, broker, _engine(file, credentials))
+    loaded = _loaded(file, nodes, this, key, broker, engine_of(file, credentials))
     return replace(loaded, api=replace(loaded.api, token=token))
 
 
@@ -152,7 +152,8 @@ def _page_token(file: File, credentials: Credentials, path: str, lines: list[str
     return token
 
 
-def _engine(file: File, credentials: Credentials) -> EngineSpec:
+def engine_of(file: File, credentials: Credentials) -> EngineSpec:
+    """Return what is served and with which programs."""
     engine, ray, vllm = file.engine, file.engine.ray, file.engine.vllm
     return EngineSpec(
         model=engine.model,
@@ -186,7 +187,8 @@ def _engine(file: File, credentials: Credentials) -> EngineSpec:
     )
 
 
-def _settings(file: File) -> Settings:
+def settings_of(file: File) -> Settings:
+    """Return the memory settings that are asked for."""
     asked = dict(file.settings)
     if asked["ray_memory_threshold"] == OFF:
         asked["ray_memory_threshold"] = RAISED_THRESHOLD
@@ -201,7 +203,7 @@ def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: Eng
         nodes=tuple((node.name, node.address) for node in nodes),
         backend=engine.backend,
         gpus=engine.gpus_per_node,
-        settings=_settings(file),
+        settings=settings_of(file),
         floors=Floors(**dict(file.floors)),
         shared_digest=shared,
         node_digest=own,

@@ -1,0 +1,54 @@
+"""What a configuration asks of the engine, without who this node is: for questions that need no key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from sparkd.config.errors import ConfigError, schema_lines
+from sparkd.config.load import engine_of, settings_of
+from sparkd.config.model import File
+from sparkd.config.sources import Credentials, merged, read_environment, read_file
+from sparkd.engines.model import EngineSpec
+from sparkd.words import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The engine, the settings, and the kind of memory that the configuration speaks of."""
+
+    engine: EngineSpec
+    settings: Settings
+    unified_memory: bool
+
+
+_NODES = [
+    {"name": "spark-a", "role": "head", "address": "192.0.2.1", "interface": "none"},
+    {"name": "spark-b", "role": "worker", "address": "192.0.2.2", "interface": "none"},
+]
+_DEFAULTS: Mapping[str, Any] = {"cluster": {"name": "sparks"}, "node": _NODES, "engine": {"model": "/"}}
+
+
+def read_asked(path: str | None, environ: Mapping[str, str]) -> Asked:
+    """Return what the file asks for, None = every key's default; the environment's overrides count.
+
+    Raises:
+        ConfigError: with one line for each error.
+    """
+    document = dict(_DEFAULTS) if path is None else read_file(path)
+    overrides, from_env, lines = read_environment(environ)
+    given = {name: value for name, value in document.items() if not name.startswith("_")}
+    try:
+        file = File(**merged(given, overrides))
+    except ValidationError as error:
+        raise ConfigError([*lines, *schema_lines(error, path or "defaults", from_env)]) from None
+    if lines:
+        raise ConfigError(lines)
+    return Asked(
+        engine=engine_of(file, Credentials()),
+        settings=settings_of(file),
+        unified_memory=file.recovery.unified_memory,
+    )

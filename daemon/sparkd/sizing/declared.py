@@ -1,0 +1,89 @@
+"""Amounts that no header tells: typical values, each with its source. What was measured replaces them.
+
+Those that the memory ladder uses, too, are the same numbers; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparkd.sizing.model import Checkpoint
+from sparkd.words import GIB, CudaGraph
+
+SYSTEM_BYTES = int(2.5 * GIB)
+"""What an otherwise idle node holds where nobody measured it: system, driver, page tables. A node that was
+just booted is better asked: 8 to 9 GiB more are reported for some driver and kernel pairs
+(MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47)."""
+
+RAY_BYTES = int(1.5 * GIB)
+"""Ray's GCS, raylet, dashboard and agents on the head: 1 to 2 GiB (runtime facts: processes of an idle
+cluster)."""
+
+ENGINE_BYTES = 3 * GIB
+"""The API server, engine core and worker of vLLM before the weights: 2 to 3 GiB; 5.6 GiB with Ray's are
+reported on a Spark (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#118)."""
+
+HOST_BYTES = RAY_BYTES + ENGINE_BYTES
+"""Both together."""
+
+BESIDE_BYTES = int(2.2 * GIB)
+"""CUDA context, NCCL, workspaces: 0.2 to 3.6 GiB of "non_torch_memory" (vllm#10511, #14447)."""
+
+GRAPHS_BYTES: Mapping[CudaGraph, int] = {
+    CudaGraph.FULL: int(1.4 * GIB),
+    CudaGraph.PIECEWISE: int(0.8 * GIB),
+    CudaGraph.REDUCED: int(0.3 * GIB),
+    CudaGraph.NONE: 0,
+}
+"""Pools of 0.4 GiB (16 sizes, gpustack/runner#251), 1.7 GiB (GB10, AEON-7/vllm-ultimate-dgx-spark#9) and 8.4
+GiB (vllm#49475) are reported."""
+
+BEYOND_GRAPHS_BYTES = GIB
+"""Graphs above what vLLM set aside for them, on top of its share (vllm#57475; 1.4 GiB beyond the share:
+vllm#51590)."""
+
+LATE_BYTES = int(2.2 * GIB)
+"""Growth of the host's processes and the sampler's warm-up from the cache's allocation until it serves."""
+
+DEVICE_USED_BYTES = GIB // 2
+"""What a discrete GPU holds before vLLM starts."""
+
+DEVICE_RESERVE_BYTES = GIB // 2
+"""What the driver keeps of a discrete GPU's memory."""
+
+RAY_CEILING = 0.98
+"""Nobody guards the node: what is left above it is the kernel's."""
+
+NOISE_BYTES = int(0.4 * GIB)
+"""How much free memory differs from start to start (101.3 to 102.2 GiB over fresh boots:
+GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47)."""
+
+DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS = 2048, 256
+"""vLLM's defaults for the API server where the device's memory size is unknown (engine/arg_utils.py): NVML
+does not tell it on GB10."""
+
+LOGIT_BYTES = 40
+"""The sampler's peak for each request and word of the vocabulary: logits in float32, probabilities, sorted
+copies, indices. Llama 3 8B with 256 requests: 1.26 GiB with one rank and with two (vllm#10511); 1.7 GiB with
+256 requests, 1.1 with 128 or 1 (vllm#9003)."""
+
+STEP_FLOOR_BYTES = GIB // 8
+"""Below this a step's peak is the allocator's granularity."""
+
+
+def step_bytes(checkpoint: Checkpoint, tokens: int, requests: int, ranks: int) -> int | None:
+    """Return a step's activation peak: the widest moment of a layer, or the sampler's; None = unknown.
+
+    Estimated as what lives at once in 16 bits: the residual stream twice with a copy of each, and the outputs
+    of an MLP's first half with its product; for experts these of all chosen experts. 0.9 GiB for Llama 3 8B
+    at 8192 tokens, of 1.1 read (vllm#9003).
+    """
+    hidden, vocabulary = checkpoint.number("hidden_size"), checkpoint.number("vocab_size")
+    if hidden is None or vocabulary is None:
+        return None
+    dense = 3 * (checkpoint.number("intermediate_size") or 4 * hidden) // ranks
+    chosen = checkpoint.number("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+    inner = checkpoint.number("moe_intermediate_size")
+    routed = 0 if not chosen or not inner else chosen * (max(2 * inner // ranks, hidden) + inner // ranks)
+    layer = tokens * (4 * hidden + max(dense, routed)) * 2
+    return max(layer, requests * vocabulary * LOGIT_BYTES, STEP_FLOOR_BYTES)

@@ -1,0 +1,250 @@
+"""What each phase of a start holds, from the checkpoint, the settings and what is typical or was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparkd.sizing import declared
+from sparkd.sizing.accounting import Accounting, accounting_of, requested_bytes
+from sparkd.sizing.cache import Cache, cache_of
+from sparkd.sizing.layers import Layers, layers_of
+from sparkd.sizing.model import Learned, Part, Request, Source
+from sparkd.sizing.weights import Weights, weights_of
+from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase
+
+COUNTED, DECLARED = Source.COUNTED, Source.DECLARED
+FULL_SHARE = 0.25
+"""An idle system holds less of its memory than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one phase holds at its highest.
+
+    Attributes:
+        phase: which.
+        parts: what it is made of.
+        page_cache_bytes: what reading the weights leaves in the page cache beside them: the kernel can take
+            it back, where it is given the time.
+    """
+
+    phase: Phase
+    parts: tuple[Part, ...]
+    page_cache_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All parts together; the page cache is not held."""
+        return sum(part.bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What was worked out before any phase.
+
+    Attributes:
+        weights: of the fullest rank.
+        layers, cache: what is kept of requests, and how it is laid out.
+        kv_cache_bytes: the cache of one rank, pinned or as vLLM will size it; None = unknown.
+        requested_bytes: vLLM's share of the device.
+        step_bytes: a step's activation peak; None = unknown.
+        graphs_bytes: CUDA graphs.
+        max_model_len: the longest request; None = unknown.
+        accounting: how this vLLM accounts.
+        warnings: what makes the estimate less sure.
+    """
+
+    weights: Weights
+    layers: Layers
+    cache: Cache
+    kv_cache_bytes: int | None
+    requested_bytes: int
+    step_bytes: int | None
+    graphs_bytes: int
+    max_model_len: int | None
+    accounting: Accounting
+    warnings: tuple[str, ...] = ()
+
+
+def sizes_of(request: Request, weights: Weights | None = None) -> Sizes:
+    """Work out what does not depend on the phase.
+
+    Args:
+        request: what is asked.
+        weights: those of this checkpoint and layout, where they were worked out before: settings do not
+            change them, and a large model has a hundred thousand tensors.
+    """
+    checkpoint, settings, layout = request.checkpoint, request.settings, request.layout
+    accounting, warning = accounting_of(layout.vllm_version, request.options)
+    layers = layers_of(checkpoint, layout, request.options)
+    tokens = settings.max_num_batched_tokens or declared.DEFAULT_BATCHED_TOKENS
+    in_flight = tokens * max(accounting.batches, layout.pipeline_parallel)
+    requests = settings.max_num_seqs or declared.DEFAULT_SEQS
+    sizes = Sizes(
+        weights=weights or weights_of(checkpoint, layout, request.options),
+        layers=layers,
+        cache=cache_of(layers, request.options.block_size, in_flight),
+        kv_cache_bytes=settings.kv_cache_bytes,
+        requested_bytes=requested_bytes(request.node.total_bytes, settings.gpu_memory_utilization),
+        step_bytes=declared.step_bytes(checkpoint, tokens, requests, layout.tensor_parallel),
+        graphs_bytes=declared.GRAPHS_BYTES[settings.cudagraph],
+        max_model_len=settings.max_model_len or checkpoint.number("max_position_embeddings"),
+        accounting=accounting,
+        warnings=_warnings(request, warning),
+    )
+    return (
+        sizes
+        if settings.kv_cache_bytes is not None
+        else replace(sizes, kv_cache_bytes=_sized(sizes, request))
+    )
+
+
+def _warnings(request: Request, version: str) -> tuple[str, ...]:
+    found = [version] if version else []
+    if request.options.unknown:
+        found.append(f"not worked out, and they change the memory: {', '.join(request.options.unknown)}")
+    if request.node.available_bytes is None:
+        held = declared.SYSTEM_BYTES if request.node.unified else declared.DEVICE_USED_BYTES
+        found.append(f"what is free on the node was not given: {held / GIB:.1f} GiB are taken to be in use")
+    elif before_bytes(request)[0] > request.node.total_bytes * FULL_SHARE:
+        held = before_bytes(request)[0]
+        found.append(
+            f"{held / GIB:.1f} GiB are in use: if that is the engine, plan again while it is stopped"
+        )
+    return tuple(found)
+
+
+def _sized(sizes: Sizes, request: Request) -> int | None:
+    """Return the cache as vLLM sizes it: its share less all that it finds in use and sets aside."""
+    if sizes.step_bytes is None or not sizes.weights.exact:
+        return None
+    aside = sizes.graphs_bytes if sizes.accounting.estimates_graphs else 0
+    own = sizes.weights.bytes + declared.BESIDE_BYTES + sizes.step_bytes + aside
+    learned = request.learned.kv_cache_bytes if request.learned else 0
+    return max(0, sizes.requested_bytes - own + learned)
+
+
+def before_bytes(request: Request) -> tuple[int, Source]:
+    """Return what the pool holds before the launch."""
+    node = request.node
+    if node.available_bytes is not None:
+        return max(0, node.total_bytes - node.available_bytes), Source.MEASURED
+    return declared.SYSTEM_BYTES if node.unified else declared.DEVICE_USED_BYTES, DECLARED
+
+
+def needs_of(request: Request, sizes: Sizes) -> tuple[Need, ...]:
+    """Return what each phase holds, in their order; phases after one that is unknown are left out."""
+    base = _base(request)
+    weights = Part("weights", sizes.weights.bytes, COUNTED, _weights_why(sizes.weights))
+    beside = Part("CUDA and NCCL", declared.BESIDE_BYTES, DECLARED, "context, communication, workspaces")
+    started = (*base, beside)
+    forming = tuple(part for part in base if part.name != "vLLM's processes")
+    needs = [
+        Need(Phase.FORMING, forming),
+        Need(Phase.INIT_DISTRIBUTED, started),
+        Need(Phase.LOADING_WEIGHTS, (*started, weights, *_reading(request, sizes)), _page_cache(request)),
+    ]
+    if sizes.step_bytes is not None:
+        step = Part("a step", sizes.step_bytes, DECLARED, "activations of the widest moment, or the sampler")
+        held = (*started, weights, step)
+        needs.append(Need(Phase.PROFILING, held))
+        needs += _after_sizing(held, request, sizes)
+    return tuple(_corrected(need, request.learned) for need in needs)
+
+
+def _base(request: Request) -> tuple[Part, ...]:
+    held, source = before_bytes(request)
+    parts = [Part("before the launch", held, source, "system and other programs")]
+    if request.node.unified:
+        if request.layout.backend is Backend.RAY:
+            parts.append(
+                Part("Ray's processes", declared.RAY_BYTES, DECLARED, "on the head; a worker has less")
+            )
+        parts.append(
+            Part("vLLM's processes", declared.ENGINE_BYTES, DECLARED, "on the head; a worker has less")
+        )
+    return tuple(parts)
+
+
+def _weights_why(weights: Weights) -> str:
+    if not weights.exact:
+        return f"at most: {len(weights.unplaced)} tensors or layers are not known to be split"
+    return f"{weights.split_bytes / GIB:.1f} GiB of it split over the ranks, the rest on every rank"
+
+
+def _reading(request: Request, sizes: Sizes) -> tuple[Part, ...]:
+    """What reading holds for a moment: whole files with `eager`, one layer while it is packed for the GPU."""
+    parts = []
+    if request.checkpoint.scheme and sizes.weights.layer_bytes:
+        why = "quantised weights are packed anew for the GPU, layer by layer"
+        parts.append(Part("one layer twice", sizes.weights.layer_bytes, COUNTED, why))
+    eager = request.options.load_strategy == "eager" and request.settings.load_format is LoadFormat.AUTO
+    if eager and request.node.unified and request.checkpoint.file_bytes:
+        largest = max(request.checkpoint.file_bytes)
+        parts.append(Part("one file", largest, COUNTED, "the strategy `eager` reads each file whole"))
+    return tuple(parts)
+
+
+def _page_cache(request: Request) -> int:
+    """Every rank reads all files, whatever it keeps of them; nothing makes the kernel drop them meanwhile."""
+    return sum(request.checkpoint.file_bytes) if request.node.unified else 0
+
+
+def _after_sizing(held: tuple[Part, ...], request: Request, sizes: Sizes) -> list[Need]:
+    if sizes.kv_cache_bytes is None:
+        return []
+    pinned = request.settings.kv_cache_bytes is not None
+    why = "pinned" if pinned else f"what vLLM's share of {sizes.requested_bytes / GIB:.1f} GiB leaves"
+    source = COUNTED if pinned else DECLARED
+    cached = (*held, Part("KV cache", sizes.kv_cache_bytes, source, why))
+    needs = [Need(Phase.ALLOCATING_KV_CACHE, cached)]
+    if request.settings.cudagraph is not CudaGraph.NONE:
+        beyond = declared.BEYOND_GRAPHS_BYTES
+        graphs = Part(
+            "CUDA graphs", sizes.graphs_bytes + beyond, DECLARED, "with what comes above the estimate"
+        )
+        cached = (*cached, graphs)
+        needs.append(Need(Phase.CAPTURING_GRAPHS, cached))
+    if request.node.unified:
+        late = Part(
+            "growth", declared.LATE_BYTES, DECLARED, "of the host's processes while it starts to serve"
+        )
+        cached = (*cached, late)
+    return [*needs, Need(Phase.SERVING, cached)]
+
+
+def _corrected(need: Need, learned: Learned | None) -> Need:
+    correction = learned.of(need.phase) if learned else 0
+    if not correction:
+        return need
+    part = Part("as measured before", correction, Source.MEASURED, "this model's own peak on this node")
+    return replace(need, parts=(*need.parts, part))
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one launch of this model on this node showed: highest use by phase, and the cache, in bytes."""
+
+    used_bytes: tuple[tuple[Phase, int], ...]
+    kv_cache_bytes: int | None = None
+
+
+def learn(request: Request, observed: Observed) -> Learned:
+    """Return the corrections that an observed launch teaches the next estimate.
+
+    Args:
+        request: what was asked at that launch, with what was free before it; its own corrections are not
+            used, so that the same observation always teaches the same.
+        observed: what it showed.
+    """
+    plain = replace(request, learned=None)
+    sizes = sizes_of(plain)
+    cached = observed.kv_cache_bytes
+    pinned = request.settings.kv_cache_bytes is not None
+    shift = 0 if pinned or cached is None or sizes.kv_cache_bytes is None else cached - sizes.kv_cache_bytes
+    plain = replace(plain, learned=Learned(shift))
+    estimated = {need.phase: need.bytes for need in needs_of(plain, sizes_of(plain))}
+    order = list(Phase)
+    seen = sorted(observed.used_bytes, key=lambda entry: order.index(entry[0]))
+    deltas = tuple((phase, used - estimated[phase]) for phase, used in seen if phase in estimated)
+    return Learned(shift, deltas)
