@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from dataclasses import replace
@@ -68,6 +69,16 @@ def test_every_phase_can_be_leased_and_none_is_above_the_floor_that_was_asked(ph
     assert (lease.phase, lease.floor, lease.note) == (phase.value, floor_of(phase, 3 * GIB), "")
     assert 2 * GIB <= lease.floor <= 3 * GIB
     assert lease.until_s == 100.0 + LEASE_S
+
+
+def test_the_floors_are_open_to_a_guard_without_rights_over_files(tmp_path) -> None:
+    before = os.umask(0o077)
+    try:
+        Guard(Still(1.0), "spark-a", floors=tmp_path / "guard" / "floors").lease(Phase.SERVING, 3 * GIB)
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "guard", tmp_path / "guard" / "floors")]
+    assert modes == [0o755, 0o644]
 
 
 def test_floors_that_cannot_be_written_are_said_once(tmp_path) -> None:

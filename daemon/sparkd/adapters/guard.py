@@ -106,8 +106,9 @@ class Guard:
         )
         fresh = self._floors.with_suffix(".new")
         try:
-            self._floors.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._make_folder()
             fresh.write_text(text, encoding="ascii")
+            fresh.chmod(0o644)
             fresh.replace(self._floors)
         except OSError as error:
             if not self._complained:
@@ -120,6 +121,12 @@ class Guard:
             self._complained = True
             return
         self._complained = False
+
+    def _make_folder(self) -> None:
+        """Make it open to the guard, which is root without root's right to read everything."""
+        if not self._floors.parent.is_dir():
+            self._floors.parent.mkdir(parents=True)
+            self._floors.parent.chmod(0o755)
 
     def read(self) -> GuardSeen:
         """Return what is known of the guard now."""
