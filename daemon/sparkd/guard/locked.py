@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import sys
 
-TYPE_CHECKING = False
+from sparkd.guard.members import HELD_MOST
 
 # linux/mman.h; malloc.h of glibc.
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
@@ -82,30 +83,42 @@ def freeze() -> None:
     sys.setswitchinterval(0.0005)  # the clerk gives way within half a millisecond
 
 
-def go_first(realtime: bool) -> str:
-    """Be scheduled before everything ordinary; return why not, empty where it is so."""
-    try:
-        os.sched_setscheduler(
-            0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1)
-        ) if realtime else None
-    except OSError as error:
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, -20)
-        except OSError:
-            return f"no priority over others: {error.strerror}; needs CAP_SYS_NICE or CPUSchedulingPolicy=rr"
+def hold_many() -> str:
+    """Be allowed a descriptor for every process of a large engine; return why not, empty where it is so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = HELD_MOST + 512
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        most = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < enough:
+            return (
+                f"only {most} files may be open: processes beyond that are not held; set LimitNOFILE={enough}"
+            )
     return ""
 
 
-def go_last(proc_root: str) -> str:
+def go_first(realtime: bool) -> str:
+    """Be scheduled before everything ordinary; return why not, empty where it is so."""
+    if not realtime or os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO):
+        return ""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except OSError as error:
+        return (
+            f"no priority over others: {error.strerror}; set CPUSchedulingPolicy=rr, or give it CAP_SYS_NICE"
+        )
+    return ""
+
+
+def go_last() -> str:
     """Be the last that the kernel's OOM killer takes; return why not, empty where it is so."""
     try:
-        fd = os.open(f"{proc_root}/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         return f"oom_score_adj unknown: {error.strerror}"
     try:
-        if int(os.read(fd, 16)) <= OOM_SCORE_ADJ:
-            return ""
-        os.pwrite(fd, str(OOM_SCORE_ADJ).encode(), 0)
+        if int(os.read(fd, 16)) > OOM_SCORE_ADJ:
+            os.pwrite(fd, str(OOM_SCORE_ADJ).encode(), 0)
     except OSError as error:
         return f"the OOM killer may take this guard: {error.strerror}; set OOMScoreAdjust={OOM_SCORE_ADJ}"
     finally:

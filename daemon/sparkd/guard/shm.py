@@ -159,7 +159,7 @@ class SharedMemory:
         """Return all that living processes use, and the pid of one that could not be looked at (0 = none)."""
         found: set[Identity] = set()
         for name in os.listdir(self._proc):
-            if name.isdigit():
+            if name.isdigit() and name != "1":  # init may be closed to everybody, and uses none of this
                 used = used_by(self._proc, int(name), self._root)
                 if used is None:
                     return found, int(name)

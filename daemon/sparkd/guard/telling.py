@@ -24,9 +24,13 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\"}
 def _quoted(text: str) -> str:
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
-    return (
-        '"' + "".join(_ESCAPES.get(c) or (c if " " <= c <= "~" else f"\\u{ord(c):04x}") for c in text) + '"'
-    )
+    quoted = (_ESCAPES.get(c) or (c if " " <= c <= "~" else _escape(c)) for c in text)
+    return f'"{"".join(quoted)}"'
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def as_json(value: Any) -> str:
@@ -47,7 +51,7 @@ def as_json(value: Any) -> str:
 
 
 def plain(data: bytes) -> str:
-    """Return a process's own bytes as text of one 16-bit plane."""
+    """Return a process's own bytes as text."""
     return data.decode("utf-8", "replace").encode("ascii", "backslashreplace").decode()
 
 

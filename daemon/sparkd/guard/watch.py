@@ -15,7 +15,7 @@ from sparkd.guard.members import rehearse
 from sparkd.guard.rivals import Rivals
 from sparkd.guard.shm import SharedMemory
 from sparkd.guard.sight import Sight
-from sparkd.guard.telling import Notes, Records, StatusFile, Systemd
+from sparkd.guard.telling import Notes, Records, StatusFile, Systemd, read_line
 from sparkd.guard.tree import TreeScope
 from sparkd.guard.trip import Trip
 from sparkd.guard.trips import Desk, Trips
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BLIND_PAUSE_S = 0.05
 # Housekeeping waits while the floor is nearer than this, but not for ever; one thing a look near the floor.
-URGENT_S, OVERDUE_S, CALM_PAUSE_S = 0.2, 5.0, 0.05
+URGENT_S, OVERDUE_S, CALM_PAUSE_S = 0.2, 2.0, 0.05
 
 
 class Chore:
@@ -59,6 +59,7 @@ class Watch:
         tellers = (self.records, self.shm, self.rivals, self.notes)
         self.trips = Trips(settings, desk, tellers, clock, self.tell)
         self.started_at_s = self.look_at_s = clock()
+        self._boot = read_line(f"{settings.proc_root}/sys/kernel/random/boot_id")
         self.looks = 0
         self.pause_s = settings.poll_most_s
         self.stopping = False
@@ -80,11 +81,12 @@ class Watch:
         """Take memory, lock it, look around, rehearse; return what has to be kept for the heap to stay."""
         settings = self.settings
         locked.settle_malloc()
-        self.clerk.start()
+        self.notes.note("priority", locked.go_first(settings.realtime))
+        self.clerk.start()  # with the same priority: it may hold the interpreter when the loop wants it
         self.records.prepare()
         self.sight.pools.host.weigh_reserve()
-        self.notes.note("priority", locked.go_first(settings.realtime))
-        self.notes.note("oom", locked.go_last(settings.proc_root))
+        self.notes.note("oom", locked.go_last())
+        self.notes.note("files", locked.hold_many())
         kept = locked.take_ahead()
         self._rehearse()
         self.notes.note("lock", locked.lock())
@@ -159,6 +161,7 @@ class Watch:
         self.notes.note("cma", self.sight.pools.host.cma_note())
         self.notes.note("records", self.records.note)
         return {
+            "boot": self._boot,
             "pid": os.getpid(),
             "mode": self.settings.mode,
             "started_s": self.started_at_s,
