@@ -5,11 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-<<<<<<< HEAD
-.PHONY: demo test lint lab contract sim sim-long bench-diagnose bench-policy bench-guard clean setup
-=======
-.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy clean setup
->>>>>>> w-mut
+.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-guard clean setup
 
 setup: $(VENV)/.complete
 

@@ -425,6 +425,23 @@ def test_a_unit_that_a_person_stops_on_a_worker_is_a_pause_too() -> None:
     assert not world.records(IncidentOpened)
 
 
+def test_what_ends_with_a_unit_that_a_person_stops_on_a_worker_is_his_doing_too() -> None:
+    """The head's own serve dies of it before the worker's word has come."""
+    world = started()
+    worker = world.nodes["spark-b"]
+    world.kill("spark-a", SERVE, code=1, signal=None)
+    assert world.phase is Phase.FAILING
+    world.tell(worker, ev.UnitStoppedByHand(UnitName.RAY, 1))
+    world.kill("spark-b", UnitName.RAY, code=0, signal=None)
+    world.run_for(600)
+    assert (world.phase, world.generation) == (Phase.PAUSED, 1)
+    assert [closed.outcome for closed in world.records(IncidentClosed)] == ["stopped"]
+
+    ask(world, ev.Verb.RESUME)
+    world.run_until(serving(world))
+    assert world.generation == 2
+
+
 def test_a_start_that_a_person_breaks_off_rests_fenced() -> None:
     world = World()
     world.run_until(in_phase(world, Phase.LOADING_WEIGHTS))

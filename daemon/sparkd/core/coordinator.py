@@ -260,7 +260,13 @@ def _try_asked(turn: Turn, reason: str) -> None:
 
 
 def _failing(turn: Turn) -> None:
-    incident.failing(turn)
+    """A unit that a person stopped takes others with it: those ends are his doing, too."""
+    if name := _stopped_by_hand(turn):
+        turn.set_lead(pause_wanted=True, asked_pause=True)
+        incident.close(turn, "stopped")
+        turn.move(Phase.BACKING_OFF, f"{name} was stopped by hand")
+    else:
+        incident.failing(turn)
 
 
 def _backing_off(turn: Turn) -> None:
