@@ -117,6 +117,16 @@ def test_a_daemon_that_was_started_anew_replaces_its_instance_for_ever() -> None
     assert (still, late.state.seen) == (peer, Stamp(2, 7))
 
 
+def test_of_two_instances_in_the_wrong_order_the_one_that_answers_now_counts() -> None:
+    """A late message has put the living one aside: asked over HTTP it answers for itself."""
+    known = head_state(peer=worker_seen(retired=("b#2",)))
+
+    _, peer = told(known, status_of_worker(instance="b#2"), Path.HTTP)
+
+    assert peer.status is not None
+    assert (peer.status.instance, peer.retired) == ("b#2", ("b#1",))
+
+
 def test_the_same_instance_keeps_what_was_received() -> None:
     known = head_state(peer=worker_seen(received_seq=5, retired=("b#0",)))
 

@@ -11,12 +11,11 @@ generation proves its part, too; one that is heard without its part ends the gen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 
 from sparkd.core import fence, launch
-from sparkd.core.messages import Intent, UnitState, UnitStatus
-from sparkd.core.state import Peer, Unit, Watch
+from sparkd.core.messages import Intent, UnitState
+from sparkd.core.state import Peer, Watch
 from sparkd.core.turn import Turn
 from sparkd.words import ENGINE, Phase, Settings, Stamp, UnitName
 
@@ -89,15 +88,15 @@ def _adopt(turn: Turn, generation: int, after: Phase) -> None:
         turn.set_lead(paused_from=Phase.SERVING if after is Phase.VERIFYING else Phase.WAITING)
     else:
         turn.move(after, f"generation {generation} runs on: taken over from an earlier daemon")
-    wanted = _living(turn, generation) if after is Phase.FORMING else launch.running(turn.policy)
+    wanted = _forming(turn, generation) if after is Phase.FORMING else launch.running(turn.policy)
     fence.demand(turn, wanted, turn.policy.stop_grace_s)
 
 
-def _living(turn: Turn, generation: int) -> fence.Wanted:
-    """Return what lives of a generation that is half there."""
-    peers = {p.node: p.status.units for p in turn.state.peers if p.status is not None}
-    units: dict[str, Sequence[Unit | UnitStatus]] = {turn.state.node: turn.member.units, **peers}
-    return {node: tuple(u.unit for u in us if u.generation == generation) for node, us in units.items()}
+def _forming(turn: Turn, generation: int) -> fence.Wanted:
+    """Return what a half formed generation wants: the head's Ray, and every node's where one has begun."""
+    begun = any(has_part(peer, generation, (UnitName.RAY,)) for peer in turn.state.peers)
+    names = [name for name, _ in turn.policy.nodes] if begun else [turn.policy.head]
+    return dict.fromkeys(names, (UnitName.RAY,))
 
 
 def _settings(turn: Turn) -> Settings:

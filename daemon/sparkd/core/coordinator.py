@@ -7,10 +7,8 @@ never waits for another one to be acted upon.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from sparkd.core import adopt, fence, incident, keeping, launch, member, unclean, watch
-from sparkd.core.commands import PublishIntent
 from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
 from sparkd.core.records import SettingsAdopted, WaitingFor
@@ -383,14 +381,3 @@ PHASES: dict[Phase, Callable[[Turn], None]] = {
     Phase.PAUSED: _paused,
     Phase.ESCALATED: _escalated,
 }
-
-
-def resend(turn: Turn) -> None:
-    """Say the intent again to whoever has not applied it: a lost message is only a late one."""
-    published, intent = turn.state.published, turn.lead.intent
-    if intent is None or all(fence.has_applied(turn, peer) for peer in turn.state.peers):
-        return
-    if turn.state.broker and turn.due(published.intent_at_s + turn.policy.resend_s):
-        turn.set_state(published=replace(published, intent_at_s=turn.now))
-        turn.order(PublishIntent(intent=intent))
-        turn.wake(turn.now + turn.policy.resend_s)

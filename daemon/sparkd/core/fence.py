@@ -92,6 +92,23 @@ def has_applied(turn: Turn, peer: Peer) -> bool:
     )
 
 
+def resend(turn: Turn) -> None:
+    """Say the intent again to whoever has not applied it: a lost message is only a late one.
+
+    Who refuses is told at the pace of its own word: the reason may go away.
+    """
+    published, intent = turn.state.published, turn.lead.intent
+    open_ = [peer for peer in turn.state.peers if not has_applied(turn, peer)]
+    if intent is None or not open_:
+        return
+    refused = all(peer.status is not None and peer.status.refused is not None for peer in open_)
+    every_s = turn.policy.status_every_s if refused else turn.policy.resend_s
+    if turn.state.broker and turn.due(published.intent_at_s + every_s):
+        turn.set_state(published=replace(published, intent_at_s=turn.now))
+        turn.order(PublishIntent(intent=intent))
+        turn.wake(turn.now + every_s)
+
+
 def is_emptied(turn: Turn) -> bool:
     """Return whether every node has said that no process of the generation or an older one lives."""
     generation = _asked(turn)

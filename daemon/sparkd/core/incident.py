@@ -13,7 +13,7 @@ from sparkd.core import fence, remedy, restart
 from sparkd.core.decision import Case, decide
 from sparkd.core.phases import is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
-from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
+from sparkd.core.state import CAUSES_MAX, FAILED_MAX, NEVER_BEFORE_S, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
 from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit, Work
@@ -208,10 +208,8 @@ def _evidence(turn: Turn, failure: Failure) -> Evidence:
 
 def _works(turn: Turn) -> tuple[Work, ...]:
     """Return when the engine was last seen to make tokens; nothing where it has made none."""
-    watch, launched_s = turn.lead.watch, turn.lead.launched_at_s
-    if launched_s is None or watch.token_at_s <= launched_s:
-        return ()
-    return (Work(turn.policy.head, OWN_SOURCE, watch.token_at_s),)
+    worked_s = turn.lead.watch.worked_at_s
+    return () if worked_s == NEVER_BEFORE_S else (Work(turn.policy.head, OWN_SOURCE, worked_s),)
 
 
 def _reached(turn: Turn, failure: Failure) -> Phase:

@@ -15,7 +15,7 @@ from sparkd.core.phases import is_forward
 from sparkd.core.policy import Policy
 from sparkd.core.records import SettingsAdopted, Verified
 from sparkd.core.remedy import Action
-from sparkd.core.state import NEVER_S, Watch
+from sparkd.core.state import NEVER_BEFORE_S, NEVER_S, Watch
 from sparkd.core.turn import Turn
 from sparkd.signals.model import Diagnosis, Evidence
 from sparkd.words import ENGINE, Backend, Phase, Stamp, UnitName
@@ -168,7 +168,6 @@ def deadline_s(turn: Turn) -> float:
     return NEVER_S if limit_s is None else since_s + limit_s
 
 
-NEVER_BEFORE_S = float("-inf")
 STALL_FLOOR_S = 60.0
 """A load that has begun is never called stuck sooner, however fast this model has loaded before."""
 

@@ -1,8 +1,8 @@
 """Who is there and whose word counts: peers, instances, stamps, and the proof of Ray's membership.
 
 Closed without any clock: a status is *fresh* when it names this daemon's own instance as heard (this
-instance did not exist before this daemon started), an instance that was seen to be replaced never counts
-again, and an order acts only where it names the addressee's instance.
+instance did not exist before this daemon started), an instance that was seen to be replaced counts again only
+where it answers a question of now (HTTP), and an order acts only where it names the addressee's instance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def fold_status(turn: Turn, event: StatusReceived) -> None:
     peer = turn.state.peer(status.node)
     if peer is None:
         turn.drop("status", "unknown_node", status.node)
-    elif status.instance in peer.retired:
+    elif status.instance in peer.retired and event.path is not Path.HTTP:
         turn.drop("status", "retired_instance", status.node)
     elif event.retained:
         turn.see(status.seen)
@@ -36,7 +36,7 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
     status = event.status
     before = peer.status
     changed = before is not None and before.instance != status.instance
-    retired = (*peer.retired, before.instance)[-RETIRED_MAX:] if before and changed else peer.retired
+    retired = _retired(peer, status.instance, before.instance) if before and changed else peer.retired
     fresh = event.path is Path.HTTP or (turn.state.node, turn.state.instance) in status.heard
     if changed and not fresh:
         # It names an instance of ours that is gone, or none: an old message, or one that is about to be
@@ -66,6 +66,16 @@ def _is_known(turn: Turn, before: MemberStatus | None, status: MemberStatus) -> 
     if turn.state.coordinator is None:
         return before is not None and before.instance == status.instance
     return same_level(before, status)
+
+
+def _retired(peer: Peer, instance: str, replaced: str) -> tuple[str, ...]:
+    """Return the instances that are over.
+
+    Of two that a late message has put in the wrong order the one that lives answers for itself: it is asked
+    over HTTP as soon as it is not heard any more.
+    """
+    others = tuple(known for known in peer.retired if known != instance)
+    return (*others, replaced)[-RETIRED_MAX:]
 
 
 def fold_intent(turn: Turn, event: IntentReceived) -> None:

@@ -108,6 +108,7 @@ def engine(turn: Turn, event: ev.EngineObserved) -> None:
         "engine": event,
         "tokens_total": tokens,
         "token_at_s": turn.now if grew else before.token_at_s,
+        "worked_at_s": turn.now if grew and before.tokens_total is not None else before.worked_at_s,
         "canary_misses": 0 if grew else before.canary_misses,
         "outstanding_since_s": since_s,
         # What is unknown is not quiet.
@@ -150,4 +151,5 @@ def canary(turn: Turn, event: ev.CanaryAnswered) -> None:
         canary_why=event.reason,
         canary_misses=0 if answered else turn.lead.watch.canary_misses + (event.ok is False),
         token_at_s=turn.now if answered else turn.lead.watch.token_at_s,
+        worked_at_s=turn.now if answered else turn.lead.watch.worked_at_s,
     )

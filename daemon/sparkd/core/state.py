@@ -23,6 +23,7 @@ RETIRED_MAX = 32
 CAUSES_MAX = 32
 FAILED_MAX = 32
 NEVER_S = float("inf")
+NEVER_BEFORE_S = float("-inf")
 AT_ONCE = (float("-inf"),) * 3
 
 
@@ -141,7 +142,8 @@ class Watch:
     `weights_bytes`: of one rank; `request_kv_bytes`: KV cache of one rank that the longest request
     (`request_tokens`) needs; `loading_available_bytes`: this node's memory when the load began; `sizes`: what
     else the engine says of its memory. `silences`:
-    the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked.
+    the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked. `token_at_s`:
+    since when no token was seen, which our own stall begins anew; `worked_at_s`: when one truly was.
     """
 
     progress: PhaseSeen | None = None
@@ -164,6 +166,7 @@ class Watch:
     probed_engine_at_s: float = float("-inf")
     tokens_total: float | None = None
     token_at_s: float = 0.0
+    worked_at_s: float = NEVER_BEFORE_S
     canary_sent_at_s: float | None = None
     canary_done_at_s: float = float("-inf")
     canary_ok: bool | None = None

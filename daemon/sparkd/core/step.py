@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparkd.core import coordinator, keeping, member, publish, told, watch
+from sparkd.core import coordinator, fence, keeping, member, publish, told, watch
 from sparkd.core.commands import Command
 from sparkd.core.events import Event
 from sparkd.core.fold import fold
@@ -86,5 +86,5 @@ def _decide(turn: Turn) -> None:
     else:
         turn.wake(turn.now)
     if leads:
-        coordinator.resend(turn)
+        fence.resend(turn)
     told.tell(turn)

@@ -110,7 +110,15 @@ class Checkers:
             self._durable(daemon, intent.stamp, "an intent that wants units")
             self._shape(intent)
         if wanting and self.generations.get(intent.stamp.generation) != intent.coordinator:
-            self._first(daemon, intent)
+            if self._runs(intent.stamp.generation):
+                self.generations[intent.stamp.generation] = intent.coordinator  # taken over
+            else:
+                self._first(daemon, intent)
+
+    def _runs(self, generation: int) -> bool:
+        """Whether units of it may have outlived the daemon that started them, and still live."""
+        engine = self.world.engines.get(generation) if self.world.plan.outlives else None
+        return engine is not None and any(tree.alive for tree in engine.trees.values())
 
     def _durable(self, daemon: Daemon, stamp: Stamp, what: str) -> None:
         machine = daemon.machine

@@ -41,26 +41,35 @@ def carry_out(daemon: Daemon, command: co.Command) -> None:
 
 
 def _sweep(daemon: Daemon, _command: co.SweepLeftovers) -> None:
+    """End what an earlier daemon left; where units outlive daemons, take over those whose root lives."""
     machine = daemon.machine
-    found = [tree for tree in machine.trees if tree.alive and tree.owner is not daemon]
-    generations = tuple(sorted({tree.generation for tree in found}))
+    left = [tree for tree in machine.trees if tree.alive and tree.owner is not daemon]
+    generations = tuple(sorted({tree.generation for tree in left}))
+    kept = [tree for tree in left if daemon.world.plan.outlives and tree.root and not tree.ordered]
+    for tree in kept:
+        tree.owner = daemon
+    found = [tree for tree in left if tree not in kept]
     for tree in found:
         tree.terminate()
-    daemon.later(SWEEP_GRACE_S if found else 0.05, _sweep_hard, daemon, found, generations)
+    running = tuple(ev.RunningUnit(tree.unit, tree.stamp, tree.settings) for tree in kept)
+    daemon.later(SWEEP_GRACE_S if found else 0.05, _sweep_hard, daemon, found, generations, running)
 
 
-def _sweep_hard(daemon: Daemon, found: list[Tree], generations: tuple[int, ...]) -> None:
+Running = tuple[ev.RunningUnit, ...]
+
+
+def _sweep_hard(daemon: Daemon, found: list[Tree], generations: tuple[int, ...], running: Running) -> None:
     left = [tree for tree in found if tree.alive]
     for tree in left:
         tree.kill()
-    daemon.later(KILL_DEADLINE_S if left else 0.0, _swept, daemon, found, generations)
+    daemon.later(KILL_DEADLINE_S if left else 0.0, _swept, daemon, found, generations, running)
 
 
-def _swept(daemon: Daemon, found: list[Tree], generations: tuple[int, ...]) -> None:
+def _swept(daemon: Daemon, found: list[Tree], generations: tuple[int, ...], running: Running) -> None:
     survivors = tuple(tree.pid for tree in found if tree.alive)
     if survivors:
         daemon.machine.unkillable_s = daemon.world.now
-    daemon.emit(ev.LeftoversSwept(generations, survivors))
+    daemon.emit(ev.LeftoversSwept(generations, survivors, running))
 
 
 def _start(daemon: Daemon, command: co.StartUnit) -> None:

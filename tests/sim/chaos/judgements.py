@@ -283,10 +283,15 @@ class Judgements:
         self.world.violate("a healthy engine is never stopped", text)
 
     def satisfiable(self, slack: int = 0) -> bool:
-        """Return whether the smallest settings that the operator allows fit into every node."""
+        """Return whether the smallest settings that the operator allows fit into every node.
+
+        What the weights need beyond the share that he allows is not sparkd's to take.
+        """
         world = self.world
         policy, plan = world.policies[world.head], world.plan
         settings = smallest(policy.settings, policy)
+        if plan.load.weights + slack > policy.settings.gpu_memory_utilization * plan.total:
+            return False
         for machine in world.machines.values():
             base = machine.base() + machine.hog_before()
             if plan.total - base < settings.gpu_memory_utilization * plan.total + slack:

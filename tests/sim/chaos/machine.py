@@ -37,12 +37,13 @@ class Tree:
         "root",
         "settings",
         "since_s",
+        "stamp",
         "unit",
     )
 
     def __init__(self, machine: Machine, owner: Daemon, command: co.StartUnit, pid: int) -> None:
         self.machine, self.owner = machine, owner
-        self.unit, self.generation = command.unit, command.stamp.generation
+        self.unit, self.stamp, self.generation = command.unit, command.stamp, command.stamp.generation
         self.settings = command.settings
         self.since_s = machine.world.now
         self.pid = pid

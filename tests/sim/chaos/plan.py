@@ -13,6 +13,8 @@ from typing import Any
 from sparkd.core.policy import Floors, Policy
 from sparkd.words import ENGINE, GIB, Backend, CudaGraph, Phase, Settings
 
+OUTLIVES_SHARE = 0.4
+"""Share of the worlds in which units outlive their daemon (as under systemd): the next takes them over."""
 CODEC_SHARE = 0.06
 """Share of the worlds in which every message passes the real wire codec."""
 
@@ -69,6 +71,7 @@ class Plan:
     policy: dict[str, Any]
     oom: str
     safety_s: float
+    outlives: bool = False
     faults: tuple[Fault, ...] = field(default=())
 
     def without(self, faults: tuple[Fault, ...]) -> Plan:
@@ -113,7 +116,8 @@ def draw(seed: int) -> Plan:
         oom=rng.choice(("kernel", "cuda", "kernel_lost")),
         safety_s=rng.uniform(300.0, 1300.0) * (1.0 if count < 4 else 0.6),
     )
-    return replace(plan, faults=_faults(rng, plan))
+    outlives = random.Random(f"outlives {seed}").random() < OUTLIVES_SHARE
+    return replace(plan, faults=_faults(rng, plan), outlives=outlives)
 
 
 def _load(rng: random.Random, total: int) -> Load:

@@ -171,9 +171,13 @@ class World:
         self.at(self.luck.uniform(*RESTART_S), self.start_daemon, daemon.name)
 
     def crash_daemon(self, daemon: Daemon, span_s: float) -> None:
-        """A daemon is gone from one moment to the next; its processes may live on as leftovers."""
+        """A daemon is gone from one moment to the next; its processes may live on.
+
+        Where the next one can take them over, nothing happened to the engine.
+        """
         self.trace(daemon.instance, "crashes")
-        self.blame_node(daemon.name, "its daemon crashed")
+        if not self.plan.outlives:
+            self.blame_node(daemon.name, "its daemon crashed")
         daemon.die()
         daemon.machine.daemon = None
         self.at(span_s, self.start_daemon, daemon.name)
