@@ -138,6 +138,13 @@ def in_child(case: str, folder: Path) -> dict:
     return found | {"loaded": [json.loads(path.read_text()) for path in sorted(folder.glob("loaded-*"))]}
 
 
+def text_of(results: dict) -> str:
+    """JSON with a line for each case."""
+    head = json.dumps({key: value for key, value in results.items() if key != "cases"})
+    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(seen)}" for case, seen in results["cases"].items())
+    return f'{head[:-1]}, "cases": {{\n{lines}\n}}}}\n'
+
+
 def main() -> int:
     import vllm
     import vllm.v1.worker.cpu_worker  # so that it is imported once
@@ -154,7 +161,7 @@ def main() -> int:
         for case in cases:
             results["cases"][case] = in_child(case, Path(folder) / case)
             print(case, json.dumps(results["cases"][case])[:160], file=sys.stderr, flush=True)
-            out.write_text(json.dumps(results, indent=1) + "\n")
+            out.write_text(text_of(results))
     return 0
 
 
