@@ -5,7 +5,8 @@
 Each case is an engine of its own in a forked child (the slow imports happen once): the real loader reads
 the sparse files, the real KV cache is made with a fixed size. Weights are counted before they are packed
 for the CPU's kernels, which no GPU does, and again afterwards; a case whose kernels the CPU build lacks may
-still have been loaded, and is then counted as far as that.
+still have been loaded, and is then counted as far as that. qwen3-5 imports torchvision, which the lab's
+environment leaves out: it was measured with a module of that name on PYTHONPATH that has only names.
 """
 
 import json
