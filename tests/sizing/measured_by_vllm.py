@@ -32,12 +32,11 @@ MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 128  # what the CPU build takes by itself
 ALL = [
     "llama-gqa:1", "llama-gqa:2", "llama-gqa:2:kv8", "llama-mha:2", "qwen2-tied:2", "qwen3:2",
-    "llama-fp8:2", "llama-fp8-block:2",
-    "llama-awq:2", "llama-gptq:2", "llama-int4:2", "llama-int8:2", "llama-nvfp4:2", "gemma3:1", "gemma3:2",
-    "qwen3-moe:1", "qwen3-moe:2", "qwen3-moe:2:ep", "qwen3-moe-fp8-block:2", "qwen3-moe-nvfp4:2",
-    "deepseek:1", "deepseek:2", "deepseek-fp8-block:2", "mixtral:2", "phi3:2", "glm4-moe:2", "qwen3-5:2",
-    "qwen3-next:1", "qwen3-next:2", "nemotron-h:1",
-    "nemotron-h:2", "nemotron-h-one-group:2",
+    "llama-fp8:2", "llama-fp8-block:2", "llama-awq:2", "llama-gptq:2", "llama-int4:2", "llama-int8:2",
+    "llama-nvfp4:2", "gemma3:1", "gemma3:2", "qwen3-moe:1", "qwen3-moe:2", "qwen3-moe:2:ep",
+    "qwen3-moe-fp8-block:2", "qwen3-moe-nvfp4:2", "deepseek:1", "deepseek:2", "deepseek-fp8-block:2",
+    "mixtral:2", "phi3:2", "minimax-m2:2", "qwen2-moe:2", "mistral:2", "gemma2:2", "glm4-moe:2",
+    "qwen3-5:2", "qwen3-next:1", "qwen3-next:2", "nemotron-h:1", "nemotron-h:2", "nemotron-h-one-group:2",
 ]  # fmt: skip
 
 

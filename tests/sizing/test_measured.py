@@ -9,6 +9,7 @@ import pytest
 
 from sizing import checkpoints
 from sizing.test_weights import checkpoint
+from sparkd.sizing.architectures import KNOWN
 from sparkd.sizing.estimate import Sizes, sizes_of
 from sparkd.sizing.model import Layout, Node, Options, Request
 from sparkd.words import GIB, Settings
@@ -66,6 +67,20 @@ def test_weights_of_a_rank(case) -> None:
 @pytest.mark.parametrize("case", CACHED)
 def test_the_cache_of_a_rank(case) -> None:
     check_cache(case, RECORDED)
+
+
+# Split by the same classes of vLLM as one that was measured; the CPU build or the lab's environment lacks what
+# loading them needs (images).
+ONLY_READ = {
+    "DeepseekV2ForCausalLM", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+}  # fmt: skip
+
+
+def test_every_known_architecture_was_measured_or_is_said_not_to_be() -> None:
+    measured = {checkpoint(checkpoints.CASES[case.split(":")[0]]()).architecture for case in CACHED}
+    assert measured | ONLY_READ == set(KNOWN)
+    assert not measured & ONLY_READ
 
 
 def test_the_record_has_every_kind() -> None:

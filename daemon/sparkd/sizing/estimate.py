@@ -126,8 +126,8 @@ def _cache_warnings(request: Request, weights: Weights) -> tuple[str, ...]:
     if not watched or before_bytes(request)[0] + weights.bytes + passing <= total * (threshold or 0):
         return ()
     told = (
-        f"{passing / GIB:.1f} GiB pass through the page cache while loading: on GB10 Ray's monitor is reported "
-        "to count them (it is turned off where the guard enforces)"
+        f"{passing / GIB:.1f} GiB pass through the page cache while loading: on GB10 Ray's monitor is "
+        "reported to count them (it is turned off where the guard enforces)"
     )
     return (told,)
 
