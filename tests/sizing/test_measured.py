@@ -69,8 +69,8 @@ def test_the_cache_of_a_rank(case) -> None:
     check_cache(case, RECORDED)
 
 
-# Split by the same classes of vLLM as one that was measured; the CPU build or the lab's environment lacks what
-# loading them needs (images).
+# Split by the same classes of vLLM as one that was measured; the CPU build or the lab's environment lacks
+# what loading them needs (images).
 ONLY_READ = {
     "DeepseekV2ForCausalLM", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",

@@ -300,7 +300,10 @@ def test_every_declared_amount_has_its_source() -> None:
         (["--block-size=32"], Options(block_size=32)),
         (["--block-size", "many"], Options()),
         (["--safetensors-load-strategy", "eager"], Options(load_strategy="eager")),
-        (["--speculative-config", '{"method": "mtp"}'], Options(speculative=True)),
+        (
+            ["--speculative-config", '{"method": "mtp"}'],
+            Options(speculative=True, unknown=("--speculative-config",)),
+        ),
         (["--cpu-offload-gb", "8"], Options(unknown=("--cpu-offload-gb",))),
         (["-cc.cudagraph_mode=FULL"], Options(unknown=("-cc.cudagraph-mode",))),
         (["--temperature", "-1", "--enable-expert-parallel"], Options(expert_parallel=True)),
