@@ -44,7 +44,7 @@ lab: setup
 	@bash tests/packages.sh iproute2
 	$(BIN)/python -m lab $(ARGS)
 
-# What holds the stand-in engine and the sizing to the real programs, against them (about 12 minutes).
+# What holds the stand-in engine and the sizing to the real programs, against them (about 10 minutes).
 contract: setup
 	SPARKD_ENGINE_ENV=$$($(BIN)/python -m lab.engine_env | tail -1) \
 	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py tests/contract/test_sizing_contract.py $(ARGS)

@@ -420,6 +420,78 @@ def mixtral(*, experts: int = 8, layers: int = 2) -> tuple[MADE, list[Tensor]]:
     return config, tensors
 
 
+def minimax_m2(*, experts: int = 8, layers: int = 2) -> tuple[MADE, list[Tensor]]:
+    """Norms over all heads of queries and keys; a correction of the router beside its experts."""
+    hidden, inner, heads, kv, dim, vocab = 512, 256, 8, 2, 64, 9000
+    config = configured(
+        "MiniMaxM2ForCausalLM", "minimax_m2", "bf16", vocab_size=vocab, hidden_size=hidden,
+        intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, head_dim=dim, num_local_experts=experts, num_experts_per_tok=2,
+        rotary_dim=32, use_qk_norm=True, qk_norm_type="per_layer", scoring_func="sigmoid",
+        use_routing_bias=True, attn_type_list=[1] * layers, tie_word_embeddings=False,
+    )  # fmt: skip
+    tensors = [*ends(vocab, hidden, tied=False)]
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        tensors += [*attention(f"{at}.self_attn", hidden, heads, kv, dim, "bf16"), *norms(at, hidden)]
+        tensors += [(f"{at}.self_attn.q_norm.weight", "BF16", (heads * dim,))]
+        tensors += [(f"{at}.self_attn.k_norm.weight", "BF16", (kv * dim,))]
+        tensors += linear(f"{at}.block_sparse_moe.gate", experts, hidden, "bf16")
+        tensors += [(f"{at}.block_sparse_moe.e_score_correction_bias", "F32", (experts,))]
+        for e in range(experts):
+            one = f"{at}.block_sparse_moe.experts.{e}"
+            tensors += linear(f"{one}.w1", inner, hidden, "bf16")
+            tensors += linear(f"{one}.w2", hidden, inner, "bf16")
+            tensors += linear(f"{one}.w3", inner, hidden, "bf16")
+    return config, tensors
+
+
+def qwen2_moe(*, experts: int = 8, layers: int = 2) -> tuple[MADE, list[Tensor]]:
+    """Biases, and one shared expert with a gate of its own."""
+    hidden, inner, shared, heads, kv, vocab = 512, 256, 512, 8, 2, 9000
+    config = configured(
+        "Qwen2MoeForCausalLM", "qwen2_moe", "bf16", vocab_size=vocab, hidden_size=hidden,
+        intermediate_size=1024, moe_intermediate_size=inner, shared_expert_intermediate_size=shared,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, num_experts=experts,
+        num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=False,
+        use_sliding_window=False, sliding_window=1024, tie_word_embeddings=False,
+    )  # fmt: skip
+    tensors = [*ends(vocab, hidden, tied=False)]
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        tensors += [
+            *attention(f"{at}.self_attn", hidden, heads, kv, 64, "bf16", bias=True),
+            *norms(at, hidden),
+        ]
+        tensors += linear(f"{at}.mlp.gate", experts, hidden, "bf16")
+        tensors += linear(f"{at}.mlp.shared_expert_gate", 1, hidden, "bf16")
+        tensors += mlp(f"{at}.mlp.shared_expert", hidden, shared, "bf16")
+        for e in range(experts):
+            tensors += mlp(f"{at}.mlp.experts.{e}", hidden, inner, "bf16")
+    return config, tensors
+
+
+def mistral() -> tuple[MADE, list[Tensor]]:
+    """Every layer sees a window, without a list of layers."""
+    config, tensors = llama()
+    return {
+        **config,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 256,
+    }, tensors
+
+
+def gemma2() -> tuple[MADE, list[Tensor]]:
+    """Every second layer sees a window; no norms of queries and keys, and no list of layers."""
+    config, tensors = gemma3(layers=8)
+    config |= {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attn_logit_softcapping": None}
+    config |= {"final_logit_softcapping": 30.0}
+    for name in ("layer_types", "rope_local_base_freq"):
+        del config[name]
+    return config, [tensor for tensor in tensors if "q_norm" not in tensor[0] and "k_norm" not in tensor[0]]
+
+
 def phi3(*, layers: int = 4) -> tuple[MADE, list[Tensor]]:
     """Queries, keys and values in one tensor, and both halves of the MLP in another."""
     hidden, inner, heads, kv, dim, vocab = 512, 1536, 8, 2, 64, 9000
@@ -487,6 +559,10 @@ CASES = {
     "deepseek-fp8-block": lambda: deepseek("fp8-block"),
     "mixtral": mixtral,
     "phi3": phi3,
+    "minimax-m2": minimax_m2,
+    "qwen2-moe": qwen2_moe,
+    "mistral": mistral,
+    "gemma2": gemma2,
     "glm4-moe": glm4_moe,
     "qwen3-5": qwen3_5,
     "qwen3-next": qwen3_next,

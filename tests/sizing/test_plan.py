@@ -217,6 +217,15 @@ def test_how_weights_are_read() -> None:
     assert needs_of(lazy, sizes_of(lazy))[2].bytes == loading.bytes
 
 
+def test_page_cache_under_rays_monitor_is_warned_of() -> None:
+    def warned(**settings: object) -> bool:
+        return any("page cache while loading" in warning for warning in sizes_of(asked(**settings)).warnings)
+
+    assert warned(weights=54.0)
+    assert not warned(weights=54.0, ray_memory_threshold=None)
+    assert not warned(weights=20.0), "weights and files fit together"
+
+
 def test_one_observed_launch_corrects_every_later_estimate() -> None:
     """Also with other settings: what was measured beside the counted parts is carried over."""
     request = asked(54.0, gpu_memory_utilization=0.8)
@@ -291,7 +300,10 @@ def test_every_declared_amount_has_its_source() -> None:
         (["--block-size=32"], Options(block_size=32)),
         (["--block-size", "many"], Options()),
         (["--safetensors-load-strategy", "eager"], Options(load_strategy="eager")),
-        (["--speculative-config", '{"method": "mtp"}'], Options(speculative=True)),
+        (
+            ["--speculative-config", '{"method": "mtp"}'],
+            Options(speculative=True, unknown=("--speculative-config",)),
+        ),
         (["--cpu-offload-gb", "8"], Options(unknown=("--cpu-offload-gb",))),
         (["-cc.cudagraph_mode=FULL"], Options(unknown=("-cc.cudagraph-mode",))),
         (["--temperature", "-1", "--enable-expert-parallel"], Options(expert_parallel=True)),

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sparkd.adapters.clock import MonotonicClock
@@ -22,8 +23,9 @@ from sparkd.config.asked import Asked, read_asked
 from sparkd.config.errors import ConfigError
 from sparkd.config.model import DELIMITER, PREFIX
 from sparkd.config.types import parse_bytes
+from sparkd.engines.model import Device
 from sparkd.sizing.advice import plan_for
-from sparkd.sizing.model import Layout, Node, Request
+from sparkd.sizing.model import Layout, Node, Options, Request
 from sparkd.sizing.options import options_of
 from sparkd.sizing.verdict import Outcome
 
@@ -129,5 +131,17 @@ def _request(asked: Asked, folder: Path, node: Node) -> Request:
             backend=engine.backend,
             vllm_version=engine.vllm_version,
         ),
-        options=options_of(engine.extra_args, dict(engine.env)),
+        options=_options(asked),
     )
+
+
+def _options(asked: Asked) -> Options:
+    """What the configuration asks beside the settings, with the keys of its own that are not worked out."""
+    engine = asked.engine
+    options = options_of(engine.extra_args, dict(engine.env))
+    more = []
+    if engine.device is Device.CPU:
+        more.append('engine.device = "cpu"')
+    if asked.unified_memory and engine.gpus_per_node > 1:
+        more.append(f"engine.gpus_per_node = {engine.gpus_per_node}")
+    return replace(options, unknown=(*options.unknown, *more))

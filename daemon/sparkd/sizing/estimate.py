@@ -80,8 +80,9 @@ def sizes_of(request: Request, weights: Weights | None = None) -> Sizes:
     tokens = settings.max_num_batched_tokens or declared.DEFAULT_BATCHED_TOKENS
     in_flight = tokens * max(accounting.batches, layout.pipeline_parallel)
     requests = settings.max_num_seqs or declared.DEFAULT_SEQS
+    weights = weights or weights_of(checkpoint, layout, request.options)
     sizes = Sizes(
-        weights=weights or weights_of(checkpoint, layout, request.options),
+        weights=weights,
         layers=layers,
         cache=cache_of(layers, request.options.block_size, in_flight),
         kv_cache_bytes=settings.kv_cache_bytes,
@@ -90,7 +91,7 @@ def sizes_of(request: Request, weights: Weights | None = None) -> Sizes:
         graphs_bytes=declared.GRAPHS_BYTES[settings.cudagraph],
         max_model_len=settings.max_model_len or checkpoint.number("max_position_embeddings"),
         accounting=accounting,
-        warnings=_warnings(request, warning),
+        warnings=(*_warnings(request, warning), *_cache_warnings(request, weights)),
     )
     return (
         sizes
@@ -112,6 +113,23 @@ def _warnings(request: Request, version: str) -> tuple[str, ...]:
             f"{held / GIB:.1f} GiB are in use: if that is the engine, plan again while it is stopped"
         )
     return tuple(found)
+
+
+def _cache_warnings(request: Request, weights: Weights) -> tuple[str, ...]:
+    """Reclaimable is not free: Ray's monitor killed on GB10 while shards were read.
+
+    Reported: MiaAI-Lab/GLM-5.3-Flash-NVFP4-Dual-DGX-Spark#2.
+    """
+    threshold, total = request.settings.ray_memory_threshold, request.node.total_bytes
+    watched = request.layout.backend is Backend.RAY and threshold is not None
+    passing = _page_cache(request)
+    if not watched or before_bytes(request)[0] + weights.bytes + passing <= total * (threshold or 0):
+        return ()
+    told = (
+        f"{passing / GIB:.1f} GiB pass through the page cache while loading: on GB10 Ray's monitor is "
+        "reported to count them (it is turned off where the guard enforces)"
+    )
+    return (told,)
 
 
 def _sized(sizes: Sizes, request: Request) -> int | None:

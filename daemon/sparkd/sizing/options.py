@@ -16,6 +16,7 @@ NOT_WORKED_OUT = (
     "--prefill-context-parallel-size", "--num-gpu-blocks-override", "--compilation-config", "-cc", "-O",
     "--load-format", "--mamba-ssm-cache-dtype", "--mamba-cache-dtype", "--hf-overrides",
     "--mm-encoder-tp-mode", "--enable-eplb", "--offload-group-size", "--max-cudagraph-capture-size",
+    "--speculative-config", "--speculative-model",
 )  # fmt: skip
 
 
