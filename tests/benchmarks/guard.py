@@ -40,6 +40,8 @@ FLOOR = TOTAL // 10
 RATES_GB_S = (0.3, 2.0, 10.0, 40.0)
 FALL_S = 1.0
 DEADLINE_S = 30.0
+# Between two victims the group is empty for longer than two looks: a guard strikes until nobody is left.
+EMPTY_S = 0.2
 UNIFIED = Path("/sys/fs/cgroup/unified")
 MEMORY = Path("/sys/fs/cgroup/memory")
 NODE_BYTES = 2 * GIB
@@ -86,6 +88,7 @@ class Cell:
 
     def victim(self, kind: str) -> None:
         """Start a victim, and wait until it is there."""
+        time.sleep(EMPTY_S)
         self.seen.clear()
         assert self._process.stdin is not None
         self._process.stdin.write(f"{kind}\n".encode())
