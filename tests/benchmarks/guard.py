@@ -8,8 +8,8 @@ danger. The last line is JSON:
   that was, and how often the memory ended first (`missed`). The three watch the same fall at the same time.
 - `step`: 40 % of the memory are gone at once, the victim takes half a second to end when it is asked, and
   memory goes on falling at 1 GB/s until it does: the lowest level of all runs.
-- `hog`: a real one, as fast as this machine hands out pages, in a memory control group (v1) of 4 GiB: how
-  often it was ended before the kernel's OOM killer had to act, and how many other processes died.
+- `hog`: a real one, as fast as this machine hands out pages, in the engine's slice of a nspawn node of 2 GiB
+  with the real unit: how often it was ended before the kernel's OOM killer had to act; how many others died.
 - `pss_mib`, `cpu_percent`: of a guard with forty processes to watch, at rest.
 """
 
@@ -28,9 +28,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from lab import nspawn
 
 GIB, GB = 1 << 30, 10**9
 TOTAL = 120 * GIB
@@ -38,9 +40,11 @@ FLOOR = TOTAL // 10
 RATES_GB_S = (0.3, 2.0, 10.0, 40.0)
 FALL_S = 1.0
 DEADLINE_S = 30.0
+# Between two victims the group is empty for longer than two looks: a guard strikes until nobody is left.
+EMPTY_S = 0.2
 UNIFIED = Path("/sys/fs/cgroup/unified")
 MEMORY = Path("/sys/fs/cgroup/memory")
-NODE_BYTES = 4 * GIB
+NODE_BYTES = 2 * GIB
 
 
 class Feed:
@@ -84,6 +88,7 @@ class Cell:
 
     def victim(self, kind: str) -> None:
         """Start a victim, and wait until it is there."""
+        time.sleep(EMPTY_S)
         self.seen.clear()
         assert self._process.stdin is not None
         self._process.stdin.write(f"{kind}\n".encode())
@@ -249,40 +254,25 @@ def bench_step(folder: Path, runs: int, seed: int) -> dict[str, Any]:
 
 
 HOG = """
-import mmap, os, sys
-for group in sys.argv[1:]:
-    open(group + "/cgroup.procs", "w").write("0")
-os.write(1, b"in\\n")
-os.read(0, 1)
+import mmap, random, time
+time.sleep(random.uniform(0.3, 1.3))
 memory = mmap.mmap(-1, 12 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(14)  # MADV_HUGEPAGE
 memory.madvise(23)  # MADV_POPULATE_WRITE
 """
+DROP_IN = """[Service]
+ProtectHome=read-only
+ExecStart=
+ExecStart=/opt/sparkd/bin/python -m sparkd.guard
+Environment=PYTHONPATH={code} SPARKD_GUARD_FLOOR=1GiB
+"""
 
 
-@contextlib.contextmanager
-def limited_node() -> Iterator[tuple[Path, Path]]:
-    """Yield the memory group of a node with a limit, its engine's below it, and one of v2 beside it."""
-    node = MEMORY / f"sparkd-bench-{os.getpid()}"
-    tree = UNIFIED / node.name
-    for folder in (node, node / "engine", node / "other", tree, tree / "engine"):
-        folder.mkdir()
-    (node / "memory.use_hierarchy").write_text("1")
-    (node / "memory.limit_in_bytes").write_text(str(NODE_BYTES))
-    try:
-        yield node, tree
-    finally:
-        (tree / "cgroup.kill").write_text("1")
-        time.sleep(0.3)
-        for folder in (node / "engine", node / "other", node, tree / "engine", tree):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def kernel_kills(node: Path) -> int:
+def kernel_kills(group: Path) -> int:
+    """How many processes the kernel's OOM killer has ended in a group and below it."""
     total = 0
-    for group in (node, node / "engine", node / "other"):
-        words = (group / "memory.oom_control").read_text().split()
+    for file in group.rglob("memory.oom_control"):
+        words = file.read_text().split()
         total += int(words[words.index("oom_kill") + 1])
     return total
 
@@ -297,53 +287,61 @@ def read_status(path: Path) -> dict[str, Any]:
     raise SystemExit(f"no status in {path}")
 
 
-def one_hog(node: Path, tree: Path) -> tuple[bool, float]:
-    """Let a hog loose; return whether it was ended before the kernel acted, and how fast it was (GB/s)."""
-    before = kernel_kills(node)
-    argv = [sys.executable, "-S", "-c", HOG, str(tree / "engine"), str(node / "engine")]
-    hog = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert hog.stdin is not None and hog.stdout is not None
-    hog.stdout.readline()
-    time.sleep(random.uniform(0.5, 1.5))
-    began = time.monotonic()
-    hog.stdin.write(b"x")
-    hog.stdin.close()
-    hog.wait(DEADLINE_S)
-    took_s = time.monotonic() - began
-    hog.stdout.close()
-    return kernel_kills(node) == before and hog.returncode < 0, NODE_BYTES / took_s / GB
+def bench_hog(runs: int) -> dict[str, Any]:
+    """Let hogs loose in the engine's slice of a node with a systemd and a memory of its own."""
+    if nspawn.missing():
+        return {"runs": 0, "saved": 0, "others_killed": 0, "reason": nspawn.missing()}
+    code = Path(__file__).parents[2] / "daemon"
+    with nspawn.node("spark-g", memory_bytes=NODE_BYTES, boot=False) as node:
+        nspawn.install(node, "")
+        node.write("/etc/systemd/system/sparkd-guard.service.d/bench.conf", DROP_IN.format(code=code))
+        node.write("/var/lib/hog.py", HOG)
+        node.boot()
+        node.run("systemctl", "start", "sparkd-guard")
+        node.run("systemd-run", "--unit=bystander", "sleep", "infinity")
+        return hogs(node, runs)
 
 
-def bench_hog(folder: Path, runs: int) -> dict[str, Any]:
-    saved, speeds, others = 0, [], 0
-    with limited_node() as (node, tree):
-        status = folder / "hog-status"
-        argv = [sys.executable, "-m", "sparkd.guard", f"--slice=/{node.name}/engine", f"--status={status}"]
-        argv += [f"--state_dir={folder}/hog-state", "--floor=1GiB", f"--lease={folder}/none"]
-        log = (folder / "hog.log").open("wb")
-        join = ["sh", "-c", f'echo 0 > {node}/other/cgroup.procs; exec "$@"', "join"]
-        guard = subprocess.Popen([*join, *argv], stderr=log)
-        bystander = subprocess.Popen([*join, "sleep", "100000"])
-        try:
-            while len(read_status(status)["pools"]) < 2:
-                time.sleep(0.05)
-            for _ in range(runs):
-                good, speed = one_hog(node, tree)
-                saved += good
-                speeds.append(speed)
-                others += (bystander.poll() is not None) + (guard.poll() is not None)
-            trips = read_status(status)["trips"]
-        finally:
-            for process in (guard, bystander):
-                process.kill()
-                process.wait()
+def others_of(node: nspawn.Node) -> list[str]:
+    """The pids of what must not be touched."""
+    return [
+        node.run("systemctl", "show", "-P", "MainPID", name).stdout for name in ("bystander", "sparkd-guard")
+    ]
+
+
+def hogs(node: nspawn.Node, runs: int) -> dict[str, Any]:
+    group = MEMORY / node.root.parent.name
+    status = node.path("/run/sparkd-guard/status")
+    pids = [
+        node.run("systemctl", "show", "-P", "MainPID", unit).stdout for unit in ("bystander", "sparkd-guard")
+    ]
+    saved, others = 0, 0
+    for _ in range(runs):
+        kernel, trips = kernel_kills(group), read_status(status)["trips"]
+        ran = [
+            "systemd-run",
+            "--wait",
+            "--collect",
+            "--slice=sparkd-engine.slice",
+            "/usr/bin/python3",
+            "/var/lib/hog.py",
+        ]
+        node.run(*ran, check=False)
+        after = [
+            node.run("systemctl", "show", "-P", "MainPID", unit).stdout
+            for unit in ("bystander", "sparkd-guard")
+        ]
+        others += sum(one != two for one, two in zip(pids, after, strict=True))
+        pids = after
+        saved += kernel_kills(group) == kernel and read_status(status)["trips"] == trips + 1
+    falls = [json.loads(path.read_text()) for path in node.path("/var/lib/sparkd-guard").glob("trip-*.json")]
     return {
         "runs": runs,
         "saved": saved,
         "others_killed": others,
-        "trips": trips,
-        "gb_per_s": round(statistics.median(speeds), 2),
-        "place": "memory control group (v1) of 4 GiB",
+        "fall_gb_per_s": round(statistics.median(fall["fall_bytes_per_s"] for fall in falls) / GB, 2),
+        "lowest_mib": min(fall["available_bytes"] for fall in falls) >> 20,
+        "page_faults": max(fall["page_faults"] for fall in falls),
     }
 
 
@@ -399,7 +397,7 @@ def main() -> None:
         if given.rest:
             result["pss_mib"], result["cpu_percent"] = bench_rest(folder, given.rest)
         if given.hogs:
-            result["hog"] = bench_hog(folder, given.hogs)
+            result["hog"] = bench_hog(given.hogs)
             print(json.dumps(result), flush=True)
         if given.steps:
             result["step"] = bench_step(folder, given.steps, given.seed)

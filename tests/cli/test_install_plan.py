@@ -301,7 +301,7 @@ def test_uninstall_takes_away_what_install_brought_and_leaves_what_is_yours() ->
     plan = plan_uninstall(package(), before)
     after = done(before, plan)
 
-    assert set(after.files) == {CONFIG, CLUSTER_KEY, MANIFEST}
+    assert set(after.files) == {CONFIG, CLUSTER_KEY, MANIFEST, "/etc/sparkd/guard.conf"}
     assert runs(plan)[0] == "systemctl --quiet disable --now sparkd.service"
     assert not [step for step in plan.steps if isinstance(step, Remove) and step.tree]
     assert "--purge" in plan.after[0]

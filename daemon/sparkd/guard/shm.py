@@ -11,6 +11,7 @@ hang on a wedged process.
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 KINDS = ("psm_", "nccl-", "torch_", "sem.mp-", "sem.loky-", "VLLM_", "vllm_", "mp-", "loky-")
 FILES_MOST = 4096
 LOOKS_AT_FOREIGN = 3
+# Between two processes whose maps are read: the clerk has the loop's priority and must not keep a core.
+REST_S = 0.001
 _MAPS_MAX_BYTES, _PART_BYTES = 64 << 20, 16 << 10
 
 Identity = tuple[int, int]
@@ -160,6 +163,7 @@ class SharedMemory:
         found: set[Identity] = set()
         for name in os.listdir(self._proc):
             if name.isdigit() and name != "1":  # init may be closed to everybody, and uses none of this
+                time.sleep(REST_S)
                 used = used_by(self._proc, int(name), self._root)
                 if used is None:
                     return found, int(name)

@@ -67,20 +67,23 @@ class Trips:
         self._quiet_until_s = 0.0
         self._stuck: set[int] = set()
 
-    def act(self, verdict: Verdict, level: Level, floors: Floors, now: float) -> None:
-        """Begin a trip; where nothing (new) of the engine runs, say that."""
+    def act(self, verdict: Verdict, level: Level, floors: Floors, now: float) -> bool:
+        """Begin a trip; where nothing (new) of the engine runs, say that. Returns whether one began."""
         trip = Trip(verdict, level, floors, now)
         trip.fall = self._desk.sight.fall(level.name)
         if self.enforce:
             number = signal.SIGTERM if verdict.act == TERM else signal.SIGKILL
             struck = trip.strike(self._desk.scope, number, self._clock)
-        else:
+        elif now >= self._quiet_until_s:
             trip.victims = self._desk.scope.left()
-            struck = bool(trip.victims) and now >= self._quiet_until_s
+            struck = bool(trip.victims)
+        else:
+            return False
         if not struck or (trip.pids and trip.pids <= self._stuck):
             self._nothing_to_kill(level, floors, now)
-            return
+            return False
         self._begin(trip, now)
+        return True
 
     def _begin(self, trip: Trip, now: float) -> None:
         phase = self._desk.lease.lease.phase

@@ -129,10 +129,10 @@ class Watch:
         worst, pause_s = found
         if self.trips.now is not None:
             self.trips.go_on(self.trips.now, now)
-        elif worst is not None:
-            self.trips.act(*worst, now)
-        else:
+        elif worst is None:
             return pause_s
+        elif not self.trips.act(*worst, now):
+            return BLIND_PAUSE_S  # nobody to kill: to strike at the air a hundred times a second helps nobody
         return self.settings.poll_least_s
 
     def keep_house(self, now: float) -> None:

@@ -28,7 +28,14 @@ WATCHDOG_DEVICE = "/dev/watchdog0"
 # The programs' folder as the units name it; the real one takes its place.
 SHIPPED_BIN = "/opt/sparkd/bin"
 # What --purge removes beside the configuration. The defaults alone: a configuration could name any folder.
-STATE_DIRS = ("/var/lib/sparkd", "/var/log/sparkd", ENGINE_HOME, "/var/tmp/sparkd-ray", "/run/sparkd")  # noqa: S108
+STATE_DIRS = (
+    "/var/lib/sparkd",
+    "/var/lib/sparkd-guard",
+    "/var/log/sparkd",
+    ENGINE_HOME,
+    "/var/tmp/sparkd-ray",  # noqa: S108
+    "/run/sparkd",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ class Place:
 FIXED = (
     Place("etc/polkit/50-sparkd.rules", "/etc/polkit-1/rules.d/50-sparkd.rules",
           "lets the daemon start and stop the engine's units, and nothing else"),
+    Place("etc/guard.conf", f"{CONFIG_DIR}/guard.conf", "the memory guard's settings", is_configuration=True),
     Place("etc/sysusers/sparkd.conf", SYSUSERS, "the users sparkd and sparkd-engine"),
     Place("etc/tmpfiles/sparkd.conf", TMPFILES, "makes /run/sparkd, the engine's HOME and Ray's folder"),
     Place("etc/journald/sparkd.conf", JOURNALD,
