@@ -237,7 +237,7 @@ def test_a_daemon_that_came_back_without_its_processes_ends_the_generation() -> 
     assert [phase for phase, _ in moves(turn)] == [Phase.FAILING]
     (signal,) = turn.lead.failure.signals
     assert (signal.id, signal.cause, signal.node) == ("observed_daemon_lost", "peer_lost", WORKER)
-    assert signal.quote == ("sparkd of spark-b was started anew and its child processes cannot be taken over")
+    assert signal.quote == "sparkd of spark-b was started anew and its part of generation 7 does not run"
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.FENCING, Phase.BACKING_OFF, Phase.STOPPING])

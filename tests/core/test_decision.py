@@ -14,9 +14,11 @@ from sparkd.core.restart import backoff, jittered, spend, spent_on
 from sparkd.signals.causes import cause_info
 from sparkd.signals.judge import judge
 from sparkd.signals.model import Diagnosis, Evidence, Quantity, UnitExit
-from sparkd.words import GIB, CudaGraph, LoadFormat, Phase, Settings, UnitName
+from sparkd.words import GIB, CudaGraph, LoadFormat, Phase, Settings, Sizes, UnitName
 
 TOTAL = 100 * GIB
+TYPICAL = int((1.6 + 0.6 * (0.5 + 2048 * 0.2 / 1024)) * GIB)
+"""What typically comes after a reading while serving."""
 CAREFUL = Settings(max_num_seqs=4)
 FLOOR = Settings(gpu_memory_utilization=0.5, max_num_batched_tokens=512, ray_memory_threshold=None)
 GO, STOP = Action.RELAUNCH, Action.ESCALATE
@@ -162,6 +164,32 @@ def test_silent_kills_before_count_as_failures_of_memory_and_others_do_not() -> 
     assert cut("unknown") > cut("unknown", "engine_dead_unspecified")
 
 
+@pytest.mark.parametrize(
+    ("causes", "times"),
+    [
+        ((), 0),
+        (("peer_lost", "disk_full", "nccl_timeout", "unknown", "unknown"), 0),
+        (("cuda_oom",), 1),
+        (("peer_lost", "cuda_oom"), 1),
+        (("cuda_oom", "peer_lost"), 1),
+        (("cuda_oom", "kernel_oom"), 2),
+        (("kv_cache_too_small",), 1),
+        (("cuda_oom", "kv_cache_too_small"), 1),
+        (("nccl_timeout", "nccl_timeout"), 1),
+        (("nccl_timeout", "nccl_remote_error"), 0),
+        (("unknown",) * 3, 1),
+        (("unknown", "unknown", "killed_unspecified"), 0),
+    ],
+)
+def test_a_kill_after_the_first_step_shows_that_typical_amounts_were_too_small(causes, times) -> None:
+    """A failure that is relaunched unchanged says nothing of the settings, and a refusal is no kill."""
+    found = chosen(diagnosed("cuda_oom", used_bytes=97.0 * GIB), facts(causes=causes))
+    least = chosen(diagnosed("cuda_oom", used_bytes=97.0 * GIB), facts())
+
+    more = least.settings.gpu_memory_utilization - found.settings.gpu_memory_utilization
+    assert more == pytest.approx(times * TYPICAL / TOTAL, abs=0.002)
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 
@@ -240,8 +268,15 @@ def test_without_numbers_nobody_else_is_blamed(quantities) -> None:
 @pytest.mark.parametrize(
     ("known", "step"),
     [
-        ({"loading_available_bytes": 80 * GIB}, "beside what the node held before, 70.8 GiB are left"),
-        ({"baseline_bytes": 90 * GIB}, "beside what the node held before, 76.3 GiB are left"),
+        (
+            {"loading_available_bytes": 80 * GIB},
+            "115.1 GiB are to be expected from what the node held before",
+        ),
+        ({"baseline_bytes": 90 * GIB}, "109.6 GiB are to be expected from what the node held before"),
+        (
+            {"baseline_bytes": 90 * GIB, "sizes": Sizes(start_free_bytes=70 * GIB)},
+            "125.1 GiB are to be expected from what the node held before",
+        ),
         ({"lowest_available_bytes": GIB}, "99.0 GiB were in use, 4.6 GiB more are to be expected"),
     ],
 )

@@ -24,8 +24,8 @@ from sparkd.core.records import (
 )
 from sparkd.core.remedy import Action, Facts, NodeMemory, Remedy
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident, Peer
-from sparkd.signals.model import Diagnosis, Evidence, MemorySample, Proof, Quantity, Signal, UnitExit
-from sparkd.words import GIB, LIVE, Phase, Settings, Stamp
+from sparkd.signals.model import Diagnosis, Evidence, MemorySample, Proof, Quantity, Signal, UnitExit, Work
+from sparkd.words import GIB, LIVE, Phase, Settings, Sizes, Stamp
 
 TIMES = Times(detected_s=NOW - 1, fence_ordered_s=NOW - 1)
 FAILURE = Failure(7, Phase.SERVING, TIMES)
@@ -250,6 +250,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
         "weights_bytes": 3,
         "request_tokens": 4,
         "request_kv_bytes": 5,
+        "sizes": Sizes(checkpoint_bytes=6, graphs_bytes=7),
     }
     member = {
         "memory": MemorySample(NOW, 40, 119),
@@ -285,6 +286,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 head=HEAD,
                 kv_cache_bytes=9,
                 fence_at_s=NOW - 1,
+                works=(Work(HEAD, "sparkd", NOW),),
             ),
             facts=Facts(
                 settings=CAREFUL,
@@ -301,6 +303,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 loading_available_bytes=2,
                 failed=(Settings(),),
                 nodes=(NodeMemory(HEAD, 119, 50, 30), NodeMemory(WORKER, 120, 51, 31)),
+                sizes=Sizes(checkpoint_bytes=6, graphs_bytes=7),
             ),
             generation=7,
             at_s=NOW,
@@ -310,6 +313,17 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
         ),
         turn.policy,
     )
+
+
+def test_the_engine_was_at_work_when_it_last_made_a_token_since_its_launch() -> None:
+    def seen(token_at_s, launched_at_s=NOW - 90):
+        turn = failing(watch={"token_at_s": token_at_s}, launched_at_s=launched_at_s)
+        (judged,) = kinds(turn, Judged)
+        return judged.case.evidence.works
+
+    assert seen(NOW - 5) == (Work(HEAD, "sparkd", NOW - 5),)
+    assert seen(NOW - 90) == ()
+    assert seen(NOW - 5, None) == ()
 
 
 def test_what_is_unknown_of_the_memory_stays_unknown() -> None:
@@ -530,10 +544,33 @@ def test_what_is_kept_is_noted_when_it_changes() -> None:
     )
     keeping.keep(turn)
 
-    kept = Kept("engine/driver", LOW, ("a", "b"), ((Phase.PROFILING, 3.0),), 4, 1, False, True)
+    kept = Kept(
+        context="engine/driver",
+        proven=LOW,
+        spent=("a", "b"),
+        silences=((Phase.PROFILING, 3.0),),
+        forgiven=4,
+        unclean=1,
+        generation=7,
+        phase=Phase.SERVING,
+        target=False,
+        paused=True,
+    )
     assert (turn.lead.kept, turn.records) == (kept, [KeptChanged(kept)])
     keeping.keep(turn)
     assert turn.records == [KeptChanged(kept)]
+
+
+def test_what_an_earlier_daemon_left_running_is_kept_until_this_one_has_ordered_something() -> None:
+    left = Kept(generation=6, phase=Phase.PROFILING)
+
+    def after(epoch):
+        turn = turn_of(head_state(Phase.WAITING, epoch=epoch, kept=left))
+        keeping.keep(turn)
+        return turn.lead.kept.generation, turn.lead.kept.phase
+
+    assert after(0) == (6, Phase.PROFILING)
+    assert after(2) == (7, Phase.WAITING)
 
 
 # -- boots that ended uncleanly (core.unclean) ---------------------------------------------------

@@ -8,12 +8,13 @@ import pytest
 
 from core.given import NOW, POLICY, RAY, SERVE, head_state, intent_of, unit, worker_state
 from sim.world import make_policy
-from sparkd.core.invariants import RULES, check
+from sparkd.core.invariants import LEAD_RULES, MEMBER_RULES, check
 from sparkd.core.messages import UnitState
 from sparkd.core.records import Times
 from sparkd.core.state import Failure, Incident
 from sparkd.words import Backend, Phase, Settings, Stamp
 
+RULES = (*MEMBER_RULES, *LEAD_RULES)
 FAILURE = Failure(7, Phase.SERVING, Times(detected_s=NOW))
 RUNS_ALL = intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", (RAY,))))
 EVERY_RANK = intent_of(wanted=(("spark-a", (SERVE,)), ("spark-b", (SERVE,))))
@@ -58,6 +59,16 @@ HOLDS = {
     "a retry while escalated": head_state(Phase.ESCALATED, retry_at_s=NOW),
     "a retry while stopping": head_state(Phase.STOPPING, retry_at_s=NOW),
     "a retry while stopped": head_state(Phase.STOPPED, retry_at_s=NOW),
+    "what was taken over runs with the bounds of its start": head_state(
+        settings=Settings(gpu_memory_utilization=0.95), edited=(("gpu_memory_utilization", 0.9),)
+    ),
+    "the monitor off, where guards enforced at the launch and are lost since": head_state(
+        settings=Settings(ray_memory_threshold=None)
+    ),
+    "the monitor still off, before the next launch has it on again": head_state(
+        Phase.FENCING, settings=Settings(ray_memory_threshold=None), unguarded=True
+    ),
+    "the monitor on, without guards": head_state(unguarded=True),
     "no intent yet": head_state(Phase.WAITING, intent=None),
     "a worker": worker_state(),
 }
@@ -115,8 +126,9 @@ BROKEN = {
         head_state(intent=intent_of(wanted=(("spark-a", (RAY,)), ("spark-b", (RAY, SERVE))))),
         head_state(intent=intent_of(wanted=(("spark-a", (RAY, SERVE)), ("spark-b", (RAY, SERVE))))),
     ],
-    "Ray's monitor is off only with an enforcing guard": [
-        head_state(settings=Settings(ray_memory_threshold=None))
+    "Ray's monitor is off only where guards enforced at the launch": [
+        head_state(settings=Settings(ray_memory_threshold=None), unguarded=True),
+        head_state(Phase.FORMING, settings=Settings(ray_memory_threshold=None), unguarded=True),
     ],
 }
 CASES = [(rule, state) for rule, states in BROKEN.items() for state in states]
@@ -156,12 +168,6 @@ def test_the_bounds_are_the_operators_also_where_he_asks_for_more_than_a_floor()
     assert check(head_state(settings=low.settings), low) == ()
     assert check(head_state(settings=FLOORED.settings), FLOORED) == ()
     assert check(head_state(settings=Settings()), FLOORED) == ("settings stay within the operator's bounds",)
-
-
-def test_with_a_guard_that_enforces_the_monitor_may_be_off() -> None:
-    off = head_state(settings=Settings(ray_memory_threshold=None))
-
-    assert check(off, replace(POLICY, guard_enforcing=True)) == ()
 
 
 def test_the_budget_is_the_larger_of_the_operators_two() -> None:

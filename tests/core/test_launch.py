@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.given import HEAD, NOW, RAY, SERVE, WORKER, head_state, turn_of
+from core.given import HEAD, NOW, POLICY, RAY, SERVE, WORKER, head_state, turn_of
 from sparkd.core import launch
 from sparkd.core.commands import SendCanary
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RayNode
@@ -132,11 +132,9 @@ def test_forming_that_takes_too_long_names_what_is_lacking(table, found) -> None
     assert told(late)[:2] == found
 
 
-def test_what_runs_is_said_again_as_it_is() -> None:
-    assert done(launch.demand_running, Phase.SERVING).lead.intent.wanted == OVER_RAY
-    over_mp = done(launch.demand_running, Phase.SERVING, policy={"backend": Backend.MP})
-    assert over_mp.lead.intent.wanted == OVER_MP
-    assert over_mp.lead.intent.grace_s == 10.0
+def test_a_whole_generation_is_serve_over_every_nodes_ray_or_on_every_rank() -> None:
+    assert launch.running(POLICY) == dict(OVER_RAY)
+    assert launch.running(replace(POLICY, backend=Backend.MP)) == dict(OVER_MP)
 
 
 # -- follow --------------------------------------------------------------------------------------

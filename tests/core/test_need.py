@@ -10,7 +10,7 @@ from core.given import POLICY
 from sparkd.core import spikes
 from sparkd.core.need import Known, gib, limit_of, need_of, reading_of
 from sparkd.signals.model import Diagnosis, Quantity
-from sparkd.words import GIB, CudaGraph, Phase, Settings
+from sparkd.words import GIB, CudaGraph, Phase, Settings, Sizes
 
 TOTAL = 100 * GIB
 DISCRETE = replace(POLICY, unified_memory=False)
@@ -162,31 +162,43 @@ def test_no_limit_is_below_nothing() -> None:
 # -- what is to be freed -------------------------------------------------------------------------
 
 
-def rest_of(phase=Phase.SERVING, cache=0, repeats=0, policy=POLICY) -> int:
-    typical = spikes.rest_bytes(phase, PLAIN, unified=policy.unified_memory)
-    return (typical + spikes.certainty_bytes(cache, typical)) * (1 + repeats)
+REST = int(1.6 * GIB + 0.6 * STEP_2048)
+"""What typically still comes after a reading while serving."""
+LATE, LATE_DEVICE = int(2.2 * GIB), int(0.4 * GIB)
+GRAPHS = int(1.4 * GIB)
+BEYOND = LATE + GRAPHS // 2
+"""What comes beyond vLLM's share on one memory, where the engine has said nothing of its graphs."""
+SURE_20 = int(0.055 * 20 * GIB)
+"""What is added to be sure of a cache of 20 GiB."""
 
 
 def test_a_reading_with_what_still_comes_above_the_aim_is_freed() -> None:
     found = need(failed(used_bytes=97 * GIB), known(kv_cache_bytes=20 * GIB))
 
-    rest = rest_of(cache=20 * GIB)
     assert (found.total_bytes, found.aim_bytes, found.read_bytes) == (TOTAL, AIM, 97 * GIB)
-    assert (found.rest_bytes, found.free_bytes) == (rest, 97 * GIB + rest - AIM)
-    assert (found.phase, found.ceiling_share, found.share_bytes, found.step_share) == (
-        Phase.SERVING, 0.9, None, None,
-    )  # fmt: skip
+    assert (found.rest_bytes, found.free_bytes) == (REST, 97 * GIB + REST + SURE_20 - AIM)
+    assert (found.phase, found.ceiling_share) == (Phase.SERVING, 0.9)
+    assert (found.projected_bytes, found.share_bytes, found.step_share) == (None, None, None)
 
 
 def test_where_it_fits_nothing_is_freed() -> None:
     assert need(failed(used_bytes=50 * GIB)).free_bytes == 0
 
 
-def test_the_amounts_grow_with_every_failure_of_the_incident() -> None:
+def test_typical_amounts_grow_with_every_time_that_the_ladders_own_settings_were_too_much() -> None:
     found = need(failed(used_bytes=97 * GIB), known(repeats=2, baseline_bytes=TOTAL))
 
-    assert found.rest_bytes == rest_of(repeats=2)
-    assert found.share_bytes == AIM - int(4.5 * GIB) - 3 * int(3.2 * GIB)
+    held = int(4.5 * GIB)
+    beyond = 3 * LATE + GRAPHS // 2
+    assert found.rest_bytes == 3 * REST
+    assert found.share_bytes == AIM - held - beyond
+    assert found.free_bytes == held + int(0.9 * TOTAL) + beyond - AIM
+
+
+def test_what_is_added_to_be_sure_grows_with_them() -> None:
+    found = need(failed(used_bytes=97 * GIB), known(repeats=1, kv_cache_bytes=20 * GIB))
+
+    assert found.free_bytes == 97 * GIB + 2 * REST + 2 * SURE_20 - AIM
 
 
 @pytest.mark.parametrize(
@@ -198,14 +210,14 @@ def test_the_amounts_grow_with_every_failure_of_the_incident() -> None:
     ],
 )
 def test_what_the_node_held_before_is_measured_when_the_load_begins_or_before_the_launch(more, held) -> None:
-    assert need(knows=known(**more)).share_bytes == AIM - held - int(3.2 * GIB)
+    assert need(knows=known(**more)).share_bytes == AIM - held - BEYOND
 
 
 def test_the_free_memory_of_a_refusal_is_what_was_held() -> None:
     low = failed("startup_free_memory_too_low", None, free_bytes=70 * GIB, total_bytes=TOTAL)
     other = failed("cuda_oom", None, free_bytes=70 * GIB, total_bytes=TOTAL)
 
-    assert need(low).share_bytes == AIM - 30 * GIB - int(3.2 * GIB)
+    assert need(low).share_bytes == AIM - 30 * GIB - BEYOND
     assert need(other).share_bytes is None
     assert need(failed("startup_free_memory_too_low", None)).share_bytes is None
 
@@ -226,7 +238,7 @@ def test_a_device_of_its_own_holds_little_before_and_counts_its_own_size() -> No
 
     aim = 80 * GIB - GIB // 2 - int(80 * GIB * 0.01)
     assert (found.total_bytes, found.aim_bytes) == (80 * GIB, aim)
-    assert found.share_bytes == aim - GIB // 2 - GIB
+    assert found.share_bytes == aim - GIB // 2 - LATE_DEVICE - GRAPHS // 2
 
 
 def test_on_one_memory_the_node_is_used_up_and_the_share_is_of_what_the_device_says() -> None:
@@ -239,28 +251,97 @@ def test_on_one_memory_the_node_is_used_up_and_the_share_is_of_what_the_device_s
 
 
 BEFORE = {"loading_available_bytes": 90 * GIB}
-SHARE = AIM - 10 * GIB - int(3.2 * GIB)
+PROJECTED = 10 * GIB + int(0.9 * TOTAL) + BEYOND
+"""What was held before, the share, and what comes beyond it."""
+
+
+@pytest.mark.parametrize("quantities", [{}, {"used_bytes": GIB}])
+@pytest.mark.parametrize(("cache", "certain"), [(20 * GIB, SURE_20), (None, 0)])
+@pytest.mark.parametrize("phase", [Phase.PROFILING, Phase.CAPTURING_GRAPHS, Phase.SERVING])
+def test_a_share_that_is_too_large_by_projection_is_freed_whatever_was_read(
+    phase, cache, certain, quantities
+) -> None:
+    found = need(failed(phase=phase, **quantities), known(kv_cache_bytes=cache, **BEFORE))
+
+    assert found.projected_bytes == PROJECTED
+    assert found.free_bytes == PROJECTED + certain - AIM
+
+
+def test_a_peak_is_at_least_what_was_read_and_a_little_more() -> None:
+    """On a discrete GPU less than the little still comes while serving."""
+    above = {"used_bytes": PROJECTED + 1}
+    device = need(failed(total_bytes=TOTAL, used_bytes=TOTAL), known(), DISCRETE)
+
+    assert need(failed(**above), known(**BEFORE)).free_bytes == PROJECTED + 1 + GIB - AIM
+    assert device.rest_bytes < GIB
+    assert device.free_bytes == TOTAL + device.rest_bytes - device.aim_bytes
+
+
+def test_a_refusal_asks_for_nothing_to_be_sure() -> None:
+    low = failed("startup_free_memory_too_low", None, free_bytes=90 * GIB, total_bytes=TOTAL)
+
+    assert need(low, known(kv_cache_bytes=20 * GIB)).free_bytes == PROJECTED - AIM
+
+
+# -- what the engine said ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("phase", "cache", "certain"),
+    ("said", "beyond"),
     [
-        (Phase.CAPTURING_GRAPHS, 20 * GIB, False),
-        (Phase.PROFILING, 20 * GIB, True),
-        (Phase.ALLOCATING_KV_CACHE, None, False),
+        ({"graphs_bytes": 4 * GIB, "graphs_counted": True}, 2 * GIB),
+        ({"graphs_bytes": 4 * GIB}, 2 * GIB),
+        ({"graphs_bytes": 4 * GIB, "graphs_counted": False}, 6 * GIB),
+        ({"graphs_bytes": 4 * GIB, "captured_bytes": 5 * GIB}, GIB),
+        ({"graphs_bytes": 4 * GIB, "captured_bytes": 3 * GIB}, -GIB),
+        ({"graphs_bytes": 4 * GIB, "captured_bytes": 5 * GIB, "graphs_counted": False}, 5 * GIB),
+        ({"captured_bytes": 5 * GIB}, 5 * GIB),
     ],
 )
-def test_a_share_that_is_too_large_by_projection_is_freed(phase, cache, certain) -> None:
-    found = need(failed(phase=phase, used_bytes=GIB), known(kv_cache_bytes=cache, **BEFORE))
+def test_graphs_come_beyond_the_share_as_far_as_nothing_was_left_free_for_them(said, beyond) -> None:
+    found = need(knows=known(sizes=Sizes(**said), **BEFORE))
 
-    more = spikes.certainty_bytes(cache, rest_of(phase, cache or 0)) if certain else 0
-    assert found.free_bytes == int(0.9 * TOTAL) - SHARE + more
+    assert found.share_bytes == AIM - 10 * GIB - LATE - beyond
+    assert found.projected_bytes == 10 * GIB + int(0.9 * TOTAL) + LATE + beyond
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING_API, Phase.VERIFYING, Phase.SERVING])
-def test_after_the_graphs_the_reading_knows_better_than_a_projection(phase) -> None:
-    assert need(failed(phase=phase, used_bytes=GIB), known(**BEFORE)).free_bytes == 0
-    assert need(failed(phase=phase), known(**BEFORE)).free_bytes == int(0.9 * TOTAL) - SHARE
+def test_without_graphs_none_come_beyond_the_share() -> None:
+    eager = known(replace(PLAIN, cudagraph=CudaGraph.NONE), **BEFORE)
+
+    assert need(knows=eager).share_bytes == AIM - 10 * GIB - LATE
+
+
+def test_what_was_free_at_the_engines_first_snapshot_is_measured_best() -> None:
+    said = known(sizes=Sizes(start_free_bytes=70 * GIB), baseline_bytes=95 * GIB, **BEFORE)
+    another = known(sizes=Sizes(start_free_bytes=TOTAL), **BEFORE)
+
+    assert need(knows=said).share_bytes == AIM - 30 * GIB - BEYOND
+    assert need(knows=another).share_bytes == AIM - 10 * GIB - BEYOND
+
+
+def test_the_size_of_a_gpu_is_what_it_said_or_what_was_free_on_it_and_never_the_nodes() -> None:
+    def total(diagnosis=None, policy=DISCRETE, **said):
+        return need(diagnosis, known(sizes=Sizes(**said)), policy).total_bytes
+
+    both = {"device_bytes": 80 * GIB, "start_free_bytes": 70 * GIB}
+    assert total(failed(total_bytes=90 * GIB), **both) == 90 * GIB
+    assert total(**both) == 80 * GIB
+    assert total(start_free_bytes=70 * GIB) == 70 * GIB + GIB // 2
+    assert total() == 0
+    assert (total(policy=POLICY, **both), total(policy=POLICY)) == (80 * GIB, TOTAL)
+
+
+def test_the_files_of_the_weights_are_spread_evenly_over_the_gpus() -> None:
+    files = Sizes(checkpoint_bytes=120 * GIB)
+    two = replace(POLICY, gpus=2)
+
+    assert need(knows=known(sizes=files)).weights_bytes == 60 * GIB
+    assert need(knows=known(sizes=files), policy=two).weights_bytes == 30 * GIB
+    assert need(knows=known(sizes=files, weights_bytes=50 * GIB)).weights_bytes == 50 * GIB
+    assert need().weights_bytes is None
+
+
+# -- a cache of fixed size, and steps ------------------------------------------------------------
 
 
 def test_a_pinned_cache_is_not_sized_by_the_share() -> None:
@@ -269,19 +350,20 @@ def test_a_pinned_cache_is_not_sized_by_the_share() -> None:
     assert need(failed(phase=Phase.PROFILING, used_bytes=GIB), known(pinned, **BEFORE)).free_bytes == 0
 
 
-def test_the_sum_of_what_is_known_counts_where_nothing_was_read_or_the_cache_is_allocated() -> None:
+@pytest.mark.parametrize("quantities", [{}, {"used_bytes": GIB}])
+@pytest.mark.parametrize("phase", [Phase.LOADING_WEIGHTS, Phase.ALLOCATING_KV_CACHE, Phase.SERVING])
+@pytest.mark.parametrize(("captured", "graphs"), [(None, GRAPHS), (3 * GIB, 3 * GIB), (0, 0)])
+def test_with_a_cache_of_fixed_size_the_sum_of_what_is_known_is_to_be_expected(
+    phase, quantities, captured, graphs
+) -> None:
     knows = known(replace(PLAIN, kv_cache_bytes=20 * GIB), weights_bytes=66 * GIB, **BEFORE)
-    parts = 2 * int(2.2 * GIB) + STEP_2048 + int(1.4 * GIB)
-    peak = 10 * GIB + 66 * GIB + 20 * GIB + parts
+    knows = replace(knows, sizes=Sizes(captured_bytes=captured))
 
-    def freed(phase, **quantities):
-        return need(failed(phase=phase, **quantities), knows).free_bytes
+    found = need(failed(phase=phase, **quantities), knows)
 
-    for phase, quantities in ((Phase.SERVING, {}), (Phase.ALLOCATING_KV_CACHE, {"used_bytes": GIB})):
-        certain = spikes.certainty_bytes(20 * GIB, rest_of(phase, 20 * GIB)) // 2
-        assert freed(phase, **quantities) == peak - AIM + certain
-    assert freed(Phase.CAPTURING_GRAPHS) == peak - AIM
-    assert freed(Phase.SERVING, used_bytes=GIB) == 0
+    peak = 10 * GIB + 66 * GIB + 20 * GIB + int(2.2 * GIB) + LATE + STEP_2048 + graphs
+    assert found.projected_bytes == peak
+    assert found.free_bytes == peak + SURE_20 - AIM
 
 
 def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_make_it_larger() -> None:
@@ -290,8 +372,9 @@ def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_m
     )
     found = need(failed(phase=Phase.CAPTURING_GRAPHS, total_bytes=TOTAL), knows, DISCRETE)
 
-    peak = GIB // 2 + 96 * GIB + 2 * int(2.2 * GIB) + STEP_2048 + int(1.4 * GIB)
-    assert found.free_bytes == peak - found.aim_bytes
+    peak = GIB // 2 + 96 * GIB + 2 * (int(2.2 * GIB) + LATE_DEVICE) + STEP_2048 + GRAPHS
+    certain = 2 * int(0.055 * 30 * GIB)
+    assert (found.projected_bytes, found.free_bytes) == (peak, peak + certain - found.aim_bytes)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +387,12 @@ def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_m
     ],
 )
 def test_where_nothing_measures_what_typically_comes_is_freed_and_for_a_refusal_nothing(cause, asks) -> None:
-    assert need(failed(cause), known(total_bytes=None)).free_bytes == (rest_of() if asks else 0)
+    assert need(failed(cause), known(total_bytes=None)).free_bytes == (REST if asks else 0)
 
 
 @pytest.mark.parametrize(
     ("used", "share"),
-    [(95.0, 0.5 * (AIM - 81 * GIB) / (14 * GIB * 1.6)), (40.0, 0.5 * (AIM - 81 * GIB) / (GIB // 2 * 1.6))],
+    [(95.0, 0.35 * (AIM - 81 * GIB) / (14 * GIB * 1.6)), (40.0, 0.35 * (AIM - 81 * GIB) / (GIB // 2 * 1.6))],
 )
 def test_how_far_the_peak_of_a_step_has_to_come_down(used, share) -> None:
     knows = known(weights_bytes=70 * GIB, **BEFORE)

@@ -197,7 +197,7 @@ def _at_the_floor(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
     return Remedy(Action.ESCALATE, facts.settings, AT_THE_FLOOR, needs=needs, memory=True)
 
 
-def _known(diagnosis: Diagnosis, facts: Facts) -> Known:
+def _known(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Known:
     return Known(
         settings=facts.settings,
         kv_cache_bytes=facts.kv_cache_bytes,
@@ -209,15 +209,27 @@ def _known(diagnosis: Diagnosis, facts: Facts) -> Known:
         baseline_bytes=facts.baseline_bytes,
         lowest_available_bytes=facts.lowest_available_bytes,
         sizes=facts.sizes,
-        repeats=_too_much(diagnosis, facts),
+        repeats=_too_much(diagnosis, facts, policy),
         refusals=facts.causes.count("kv_cache_too_small"),
     )
 
 
-def _too_much(diagnosis: Diagnosis, facts: Facts) -> int:
-    """Return how often settings of the ladder's own were too much: a refusal does not say that they were."""
+def _too_much(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> int:
+    """Return how often settings of the ladder's own were too much: kills after its first step.
+
+    A refusal does not say that they were.
+    """
+    causes = (*facts.causes, diagnosis.cause)
     kills = {*MEMORY, SILENT} - set(REFUSALS)
-    return sum(1 for cause in (*facts.causes, diagnosis.cause)[1:] if cause in kills)
+    first = next((i for i, cause in enumerate(causes) if _takes_a_step(cause, causes[:i], policy)), None)
+    return 0 if first is None else sum(1 for cause in causes[first + 1 :] if cause in kills)
+
+
+def _takes_a_step(cause: str, before: tuple[str, ...], policy: Policy) -> bool:
+    """Whether a failure after those *before* changed the memory settings: others can pass unchanged."""
+    if cause in UNDECIDED:
+        return before.count(cause) >= policy.unknown_unchanged
+    return cause in (*MEMORY, SILENT) or (cause in NCCL and cause in before)
 
 
 def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
@@ -259,7 +271,7 @@ def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
 
 
 def _one_step(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> tuple[Settings, str] | None:
-    return ladder.step_down(diagnosis, _known(diagnosis, facts), policy, facts.failed)
+    return ladder.step_down(diagnosis, _known(diagnosis, facts, policy), policy, facts.failed)
 
 
 def _relaunch(facts: Facts, policy: Policy, settings: Settings, explanation: str) -> Remedy:
