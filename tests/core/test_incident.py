@@ -251,6 +251,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
         "request_tokens": 4,
         "request_kv_bytes": 5,
         "sizes": Sizes(checkpoint_bytes=6, graphs_bytes=7),
+        "worked_at_s": NOW,
     }
     member = {
         "memory": MemorySample(NOW, 40, 119),
@@ -315,15 +316,15 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
     )
 
 
-def test_the_engine_was_at_work_when_it_last_made_a_token_since_its_launch() -> None:
-    def seen(token_at_s, launched_at_s=NOW - 90):
-        turn = failing(watch={"token_at_s": token_at_s}, launched_at_s=launched_at_s)
-        (judged,) = kinds(turn, Judged)
+def test_the_engine_was_at_work_when_a_token_of_it_was_last_seen() -> None:
+    """A clock of silences that our own stall began anew is no token."""
+
+    def seen(**watch):
+        (judged,) = kinds(failing(watch=watch), Judged)
         return judged.case.evidence.works
 
-    assert seen(NOW - 5) == (Work(HEAD, "sparkd", NOW - 5),)
-    assert seen(NOW - 90) == ()
-    assert seen(NOW - 5, None) == ()
+    assert seen(worked_at_s=NOW - 5) == (Work(HEAD, "sparkd", NOW - 5),)
+    assert seen(token_at_s=NOW - 5) == ()
 
 
 def test_what_is_unknown_of_the_memory_stays_unknown() -> None:

@@ -283,6 +283,8 @@ def _row(tensor: Tensor, leaf: str, ranks: int) -> tuple[str, int]:
 
 def _share(tensor: Tensor, ranks: int, kept_rows: int, axis: int) -> tuple[str, int]:
     """Return one rank's share along an axis, rounded up; *kept_rows* of it are on every rank."""
+    if not tensor.shape:
+        return "whole", tensor.bytes
     extent = tensor.shape[axis]
     kept = min(kept_rows, extent)
     return "split", tensor.bytes // extent * (-(-(extent - kept) // ranks) + kept) if extent else 0
