@@ -20,6 +20,7 @@ from core.given import (
 )
 from core.given import unit as made
 from sparkd.core import coordinator as c
+from sparkd.core import fence
 from sparkd.core.commands import PublishIntent
 from sparkd.core.events import EngineObserved, MembershipObserved, RayNode
 from sparkd.core.messages import UnitState, UnitStatus
@@ -616,14 +617,17 @@ def test_moves_that_follow_from_one_another_are_made_in_one_step() -> None:
         ({}, 1.0, True, True),
         ({}, 1.0, False, False),
         (APPLIED, 9.0, True, False),
+        ({"refused": "plan_differs"}, 4.999, True, False),
+        ({"refused": "plan_differs"}, 5.0, True, True),
     ],
 )
 def test_an_intent_is_said_again_to_whoever_has_not_applied_it(status, after_s, broker, again) -> None:
+    """Who refuses is told at the pace of its own word: the reason may go away."""
     begun = head_state(peer=worker_seen(status_of_worker(**status)))
     state = replace(begun, broker=broker, published=Published(intent_at_s=NOW, intent_seq=3))
     turn = turn_of(state, NOW + after_s)
 
-    c.resend(turn)
+    fence.resend(turn)
 
     assert turn.commands == ([PublishIntent(intent=intent_of())] if again else [])
     assert turn.state.published == (
@@ -634,7 +638,7 @@ def test_an_intent_is_said_again_to_whoever_has_not_applied_it(status, after_s, 
 def test_without_an_intent_nothing_is_said_again() -> None:
     turn = turn_of(head_state(intent=None))
 
-    c.resend(turn)
+    fence.resend(turn)
 
     assert turn.commands == []
 
