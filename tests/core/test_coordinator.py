@@ -622,6 +622,7 @@ def test_moves_that_follow_from_one_another_are_made_in_one_step() -> None:
     ],
 )
 def test_an_intent_is_said_again_to_whoever_has_not_applied_it(status, after_s, broker, again) -> None:
+    """Who refuses is told at the pace of its own word: the reason may go away."""
     begun = head_state(peer=worker_seen(status_of_worker(**status)))
     state = replace(begun, broker=broker, published=Published(intent_at_s=NOW, intent_seq=3))
     turn = turn_of(state, NOW + after_s)

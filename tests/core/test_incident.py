@@ -251,7 +251,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
         "request_tokens": 4,
         "request_kv_bytes": 5,
         "sizes": Sizes(checkpoint_bytes=6, graphs_bytes=7),
-        "worked_at_s": NOW,
+        "worked_at_s": NOW - 8,
     }
     member = {
         "memory": MemorySample(NOW, 40, 119),
@@ -287,7 +287,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 head=HEAD,
                 kv_cache_bytes=9,
                 fence_at_s=NOW - 1,
-                works=(Work(HEAD, "sparkd", NOW),),
+                works=(Work(HEAD, "sparkd", NOW - 8),),
             ),
             facts=Facts(
                 settings=CAREFUL,
@@ -316,15 +316,11 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
     )
 
 
-def test_the_engine_was_at_work_when_a_token_of_it_was_last_seen() -> None:
-    """A clock of silences that our own stall began anew is no token."""
+def test_an_engine_that_was_never_seen_at_work_did_not_work() -> None:
+    """The clock of its silences, which our own stall begins anew, is no work."""
+    (judged,) = kinds(failing(watch={"token_at_s": NOW - 5}), Judged)
 
-    def seen(**watch):
-        (judged,) = kinds(failing(watch=watch), Judged)
-        return judged.case.evidence.works
-
-    assert seen(worked_at_s=NOW - 5) == (Work(HEAD, "sparkd", NOW - 5),)
-    assert seen(token_at_s=NOW - 5) == ()
+    assert judged.case.evidence.works == ()
 
 
 def test_what_is_unknown_of_the_memory_stays_unknown() -> None:

@@ -207,6 +207,22 @@ def test_a_counter_that_moved_is_a_token(before, event, token_at_s, misses) -> N
 
 
 @pytest.mark.parametrize(
+    ("before", "event", "worked_at_s"),
+    [
+        (90.0, IDLE, NOW + 1.0),
+        (100.0, IDLE, 5.0),
+        (None, IDLE, 5.0),
+        (100.0, replace(IDLE, tokens_total=None), 5.0),
+    ],
+)
+def test_work_is_a_counter_that_was_seen_to_move(before, event, worked_at_s) -> None:
+    """The first reading of a counter says nothing of when its tokens were made."""
+    _, watch = counted(event, tokens_total=before, worked_at_s=5.0)
+
+    assert watch.worked_at_s == worked_at_s
+
+
+@pytest.mark.parametrize(
     ("running", "waiting", "before", "since"),
     [
         (0, 0, None, None),
@@ -283,3 +299,4 @@ def test_a_generation_that_came_right_is_a_token_and_a_wrong_one_a_miss(
     assert (watch.canary_ok, watch.canary_why, watch.canary_done_at_s) == (ok, "why", NOW + 1.0)
     assert watch.canary_sent_at_s is None
     assert (watch.canary_misses, watch.token_at_s, watch.canary_latency_s) == (misses, token_at_s, latency_s)
+    assert watch.worked_at_s == (NOW + 1.0 if ok else float("-inf"))

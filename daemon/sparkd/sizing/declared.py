@@ -38,12 +38,16 @@ GRAPHS_BYTES: Mapping[CudaGraph, int] = {
 """Pools of 0.4 GiB (16 sizes, gpustack/runner#251), 1.7 GiB (GB10, AEON-7/vllm-ultimate-dgx-spark#9) and 8.4
 GiB (vllm#49475) are reported."""
 
-BEYOND_GRAPHS_BYTES = GIB
-"""Graphs above what vLLM set aside for them, on top of its share (vllm#57475; 1.4 GiB beyond the share:
-vllm#51590)."""
+GRAPHS_BEYOND = 0.5
+"""Graphs above what vLLM set aside for them, on top of its share, as a share of it (vllm#57475; measured 0.27
+of 0.32 GiB)."""
 
 LATE_BYTES = int(2.2 * GIB)
 """Growth of the host's processes and the sampler's warm-up from the cache's allocation until it serves."""
+
+LATE_DEVICE_BYTES = int(0.4 * GIB)
+"""The same on a discrete GPU, where the host's growth is elsewhere: 1.4 GiB beyond the share, graphs and all
+(vllm#51590)."""
 
 DEVICE_USED_BYTES = GIB // 2
 """What a discrete GPU holds before vLLM starts."""

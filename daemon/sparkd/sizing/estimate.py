@@ -217,18 +217,21 @@ def _after_sizing(held: tuple[Part, ...], request: Request, sizes: Sizes) -> lis
     cached = (*held, Part("KV cache", sizes.kv_cache_bytes, source, why))
     needs = [Need(Phase.ALLOCATING_KV_CACHE, cached)]
     if request.settings.cudagraph is not CudaGraph.NONE:
-        beyond = declared.BEYOND_GRAPHS_BYTES
+        beyond = int(declared.GRAPHS_BEYOND * sizes.graphs_bytes)
         graphs = Part(
             "CUDA graphs", sizes.graphs_bytes + beyond, DECLARED, "with what comes above the estimate"
         )
         cached = (*cached, graphs)
         needs.append(Need(Phase.CAPTURING_GRAPHS, cached))
+    return [*needs, Need(Phase.SERVING, (*cached, _late(request)))]
+
+
+def _late(request: Request) -> Part:
     if request.node.unified:
-        late = Part(
+        return Part(
             "growth", declared.LATE_BYTES, DECLARED, "of the host's processes while it starts to serve"
         )
-        cached = (*cached, late)
-    return [*needs, Need(Phase.SERVING, cached)]
+    return Part("warm-up", declared.LATE_DEVICE_BYTES, DECLARED, "of the sampler, before it serves")
 
 
 def _corrected(need: Need, learned: Learned | None) -> Need:
