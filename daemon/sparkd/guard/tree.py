@@ -115,18 +115,24 @@ class TreeScope:
             self._others.setdefault(pid, LOOKS_AT_MARK)
 
     def strike(self, number: int) -> list[Member]:
-        """Send *number* to those that are held, then to those that they have made meanwhile; return whom."""
-        first = in_order(self.held.members.values())
-        send(first, number)
+        """Send *number* to the whole tree; return whom.
+
+        It is listed first: a child whose parent is dead already belongs to init, and one with a session of
+        its own would be nobody's. What is made between list and kill shows by its mark, in the next round.
+        """
         self._grow(named=False)
-        more = in_order([member for member in self.held.members.values() if member not in first])
+        struck = in_order(self.held.members.values())
+        send(struck, number)
+        known = set(self.held.members)
+        self._grow(named=False)
+        more = in_order([member for pid, member in self.held.members.items() if pid not in known])
         send(more, number)
         self.held.drop_dead()
-        return first + more
+        return struck + more
 
     def left(self) -> list[Member]:
-        """Return who of it still lives."""
-        self.held.drop_dead()
+        """Return who of it still lives, newly marked ones included."""
+        self.refresh()
         return list(self.held.members.values())
 
 
