@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from contract.units_world import EPOCH, PROC, RAY, SERVE, SETTINGS, UP, World, alive
+from contract.units_world import DEADLINE_S, EPOCH, PROC, RAY, SERVE, SETTINGS, UP, World, alive
 from sparkd.adapters.launch import Launch, launch_path, write_launch
 from sparkd.adapters.services import service
 from sparkd.core.events import (
@@ -316,7 +318,7 @@ def test_a_start_that_is_given_up_runs_nothing(on_systemd) -> None:
         os.mkfifo(config)
         try:
             starting = asyncio.ensure_future(world.units.start(world.rendered(UP)))
-            await asyncio.to_thread(_opened, config)
+            await wait_until(lambda: _has_reader(config))
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
@@ -332,6 +334,19 @@ def test_a_start_that_is_given_up_runs_nothing(on_systemd) -> None:
     on_systemd(scenario)
 
 
-def _opened(fifo: Path) -> None:
-    """Wait until somebody reads."""
-    os.close(os.open(fifo, os.O_WRONLY))
+def _has_reader(fifo: Path) -> bool:
+    """Whether somebody has opened it to read."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+    return True
+
+
+async def wait_until(true: Callable[[], bool]) -> None:
+    """Wait for what another process does: there is no event to await."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
