@@ -82,6 +82,9 @@ ORDER: tuple[tuple[str, ...], ...] = (
 )
 # What is wrong with the installation or with what a person set.
 INSTALLED = frozenset(next(group for group in ORDER if "disk_full" in group))
+# What kills or breaks an engine from outside: who then asks it to stop answers that. Short memory alone
+# does neither.
+KILLS = frozenset((*ORDER[1], *ORDER[2])) - {"uma_host_exhaustion"}
 _UNLOADED = frozenset(LIVE[: LIVE.index(Phase.LOADING_WEIGHTS)])
 # Phases in which "no broadcast block for 60 s" is ordinary work.
 BUSY = frozenset(LIVE[: LIVE.index(Phase.STARTING_API)])

@@ -143,6 +143,16 @@ def outgrown(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...
     )
 
 
+def worked_between(signal: Signal, until_s: float, works: Iterable[Work]) -> bool:
+    """Return whether the engine was seen at work after *signal* and before *until_s*."""
+    return any(signal.at_s + _apart_s(signal, work.node, work.source) < work.at_s < until_s for work in works)
+
+
+def _apart_s(signal: Signal, node: str, source: str) -> float:
+    """Return by how much the clock of a log may differ from that of what wrote *signal*."""
+    return 0.0 if (node, source) == (signal.writer, signal.source) else RATE_S
+
+
 class _Trial:
     """The works and ends of one judgement."""
 
@@ -161,7 +171,7 @@ class _Trial:
         again = min((at_s for at_s in self._starts if at_s > signal.at_s), default=float("inf"))
         ends = [end for end in self._ends if signal.at_s <= end[0] < again]
         for place, works in self._works.items():
-            after_s = signal.at_s + (0.0 if place == (signal.writer, signal.source) else RATE_S)
+            after_s = signal.at_s + _apart_s(signal, *place)
             seen = [at_s for at_s in works if after_s < at_s < again]
             if seen and _is_proof(signal, seen, ends):
                 return True
