@@ -16,13 +16,13 @@ from sparkd.signals import boots, foreigners, pasted, spread
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.exceptions import failed_in, raised_in
-from sparkd.signals.follow import Follower, ReadLine
+from sparkd.signals.follow import Follower, ReadLine, is_later
 from sparkd.signals.frames import phase_of
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
 from sparkd.signals.precedence import BURST_ID, UNEXPLAINED_ID, WAITS
-from sparkd.signals.survive import Survival
+from sparkd.signals.survive import ENDS_BY_ITSELF, Survival
 from sparkd.words import Phase
 
 # Kept signals of one assessment, and repeats of one of them: enough for its first, its last and a burst.
@@ -117,6 +117,8 @@ class Assessor:
         if self._count in {self._follower.served_at, self._follower.counted_at}:
             is_rate = self._follower.counted_at == self._count
             self._survival.work(record, self._clock(record), is_rate=is_rate)
+        if self._follower.stepped_at == self._count:
+            self._survival.step(record, self._clock(record))
         found = recognise(record, self.catalogue, self.places)
         if all(s.cause == SURFACE for s in found):
             found = (*found, *_unexplained(record))
@@ -173,6 +175,7 @@ class Assessor:
             recorded=True,
             works=self._survival.works,
             starts=self._survival.starts,
+            steps=self._survival.steps,
             foreign=foreign,
             unheard=self._spread and not self._on_ray and spread.is_silent(told, self._last_s),
         )
@@ -335,15 +338,25 @@ def _unexplained_error(record: Record, words: str) -> Signal:
 def _error_in(whole: Record, catalogue: Catalogue, read_line: ReadLine) -> tuple[Signal, int] | None:
     """Return the last failure that a short text tells of in whatever words, with a place after everything."""
     failed: str | None = None
+    reached: Phase | None = None
+    passing = False
     for record in pasted.records(whole, catalogue):
         fact = read_line(record.text)
-        if fact is not None and (fact.rate_tok_s is not None or fact.port_ready):
+        goes_on = fact is not None and is_later(fact.phase, reached)
+        reached = fact.phase if fact is not None and (goes_on or reached is None) else reached
+        if fact is not None and (fact.rate_tok_s is not None or fact.port_ready or (goes_on and passing)):
             failed = None
         elif record.level in _LOUD:
-            failed = record.text
-        elif record.level not in _QUIET:
-            failed = failed_in(record.text) or raised_in(record.text) or failed
+            failed, passing = record.text, False
+        elif record.level not in _QUIET and (words := failed_in(record.text) or raised_in(record.text)):
+            failed, passing = words, _is_of_a_start(record, catalogue)
     return None if failed is None else (_unexplained_error(whole, failed), sys.maxsize)
+
+
+def _is_of_a_start(record: Record, catalogue: Catalogue) -> bool:
+    """Return whether a failure is only of a kind that a start which goes on did not end of."""
+    found = recognise(record, catalogue)
+    return bool(found) and all(signal.cause in ENDS_BY_ITSELF for signal in found)
 
 
 def _bursts(signals: Iterable[Signal], seen: Counter[tuple[str, str, int | None]]) -> tuple[Signal, ...]:

@@ -59,8 +59,8 @@ def of_earlier(
     """Return the signals that follow from an earlier one, whatever their own proof is.
 
     *ended* are the nodes on which a unit ended without being ordered to: there alone a stop that is as early
-    as the first trouble may be its reason; elsewhere it answers our own fence. *works* are when the engine was
-    seen at work.
+    as the first trouble may be its reason; elsewhere it answers our own fence. *works* are when the engine
+    was seen at work.
     """
     first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
     own_error_s = _own_error(signals)
