@@ -122,7 +122,7 @@ def _weighted(
         return replace(signal, cause=UNKNOWN, proof=Proof.CASCADE)
     if signal.id in _SUSPICIONS:
         signal = replace(signal, proof=Proof.SUGGESTS)
-    if not evidence.recorded:
+    if precedence.has_engine(evidence):
         signal = replace(signal, cause=precedence.OF_ANYBODY.get(signal.id, signal.cause))
     if (signal.cause, signal.node) in proven:
         signal = replace(signal, proof=Proof.PROVES)

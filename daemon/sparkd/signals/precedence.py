@@ -146,14 +146,20 @@ _SPEAKS_WHEN_READ = frozenset(
         "gpu_xid",
         "ib_roce_error",
         "kernel_oom",
+        "memory_guard_kill",
         "nccl_init_failure",
         "ray_gcs_unreachable",
         "ray_oom_kill",
     }
 )
 _SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
-# Of any process: of a log that somebody gives it is the subject; of a live node it tells only as much.
-OF_ANYBODY = {"kernel_oom_other": "host_memory_pressure", "cgroup_oom_other": NONE, "gpu_xid_other": NONE}
+# Of any process: of a log in which no engine speaks it is the subject; beside one it tells only as much.
+OF_ANYBODY = {
+    "kernel_oom_other": "host_memory_pressure",
+    "guard_kill_other": "host_memory_pressure",
+    "cgroup_oom_other": NONE,
+    "gpu_xid_other": NONE,
+}
 # What is said only where nothing else is: an error that nobody knows, requests that failed, a bad exit code.
 _LEAST = frozenset({UNEXPLAINED_ID, "requests_failed", "something_gave_up"})
 # Two different suggestions of one node make a proof of these.
@@ -189,10 +195,17 @@ def weight(signal: Signal) -> float:
     return float(2 * len(ORDER)) + _FIRST_OF_CASCADE.get(signal.cause, 1.0) + rank / 100
 
 
+def has_engine(evidence: Evidence) -> bool:
+    """Return whether an engine is in view: a live one, or one that a log shows at work or in a start."""
+    return not evidence.recorded or bool(evidence.works) or evidence.phase is not None
+
+
 def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
     """Return whether a signal names a cause where nothing is seen to have failed."""
     if signal.fatal or signal.proof is not Proof.SUGGESTS:
         return True
+    if signal.id in OF_ANYBODY and evidence.recorded:
+        return not has_engine(evidence)
     if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
         return True
     if not evidence.recorded:
