@@ -25,7 +25,8 @@ from sparkd.signals.precedence import BURST_ID, UNEXPLAINED_ID, WAITS
 from sparkd.signals.survive import ENDS_BY_ITSELF, Survival
 from sparkd.words import Phase
 
-# Kept signals of one assessment, and repeats of one of them: enough for its first, its last and a burst.
+# Kept signals of one assessment, and repeats of one of them: the first, which tell of a burst,
+# and the last.
 SIGNALS_MAX = 2048
 REPEATS_MAX = 8
 # Lines of one source have an order even where their times are equal; so small that ties stay ties.
@@ -234,11 +235,19 @@ class Assessor:
         key = (signal.id, signal.node, signal.rank)
         self._seen[key] += 1
         if self._seen[key] > REPEATS_MAX:
-            return
+            self._forget_one(key)
         if len(self._signals) >= SIGNALS_MAX:
             self._dropped += 1
             return
         self._signals.append(self._placed(signal, record))
+
+    def _forget_one(self, key: tuple[str, str, int | None]) -> None:
+        """Forget the last kept repeat: the next one, which may be what ended the engine, takes its place."""
+        for place in range(len(self._signals) - 1, -1, -1):
+            signal = self._signals[place]
+            if (signal.id, signal.node, signal.rank) == key:
+                del self._signals[place]
+                return
 
     def _clock(self, record: Record) -> float:
         """Return the time of the record that is being read, on the assessment's clock."""
