@@ -21,7 +21,7 @@ from sparkd.signals.frames import phase_of
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
-from sparkd.signals.precedence import BURST_ID, UNEXPLAINED_ID, WAITS
+from sparkd.signals.precedence import BURST, BURST_ID, LONE_IDS, UNEXPLAINED, UNEXPLAINED_ID, WAITS
 from sparkd.signals.survive import ENDS_BY_ITSELF, Survival
 from sparkd.words import Phase
 
@@ -41,12 +41,9 @@ _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
 _MENDED = {"fabric_link_up": "fabric_link_down", "ray_gcs_healthy": "ray_gcs_unhealthy"}
 # So many characters of a quote, blanks left out, tell where it stands.
 PLACE_CHARS = 60
-UNEXPLAINED = "unexplained_exception"
 # A server that ends its engine, and for how long it then tells of an engine that is dead.
 STOPPING = "engine_stopping"
 STOPPED_S = 5.0
-# A driver that runs out of memory says so in bursts; a lone line of it is harmless.
-BURST = 5
 # A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
 WAITED_TWICE = 2
 _WAIT = re.compile(r"block\s*found\s*in")
@@ -372,6 +369,6 @@ def _bursts(signals: Iterable[Signal], seen: Counter[tuple[str, str, int | None]
     """Return a signal for each node whose driver ran out of memory again and again."""
     first: dict[str, Signal] = {}
     for signal in signals:
-        if signal.id == "uma_driver_no_memory" and seen[signal.id, signal.node, signal.rank] >= BURST:
+        if signal.id in LONE_IDS and seen[signal.id, signal.node, signal.rank] >= BURST:
             first.setdefault(signal.node, signal)
     return tuple(replace(signal, id=BURST_ID) for signal in first.values())

@@ -169,6 +169,11 @@ HANGS = frozenset({"engine_hang", "nccl_timeout"})
 WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
 
 
+UNEXPLAINED = "unexplained_exception"
+"""An exception that no signature knows."""
+LONE_IDS = frozenset({"uma_driver_no_memory"})
+"""What a healthy node's driver says, too: of these one line is nothing, and `BURST` lines are."""
+BURST = 5
 BURST_ID = "uma_driver_burst"
 """A driver that ran out of memory again and again: more than one line of it, and no second witness."""
 FAILING_ID = "requests_failed"
