@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sparkd.signals.causes import CAUSES, UNKNOWN
+from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Proof, Signal, UnitExit
 from sparkd.signals.precedence import (
     BURST,
@@ -18,6 +18,7 @@ from sparkd.signals.precedence import (
     HANGS,
     INSTALLED,
     LONE_IDS,
+    TIE_S,
     UNEXPLAINED,
     hung_since,
 )
@@ -33,20 +34,28 @@ WHY = "only suggests, and nothing ties it to the end"
 def hints_of(signals: Sequence[Signal], exits: Sequence[UnitExit]) -> tuple[Signal, ...]:
     """Return the suggestions among *signals* that are no more than candidates for what ended."""
     causes = _loose(signals, exits)
+    raised = [s for s in signals if s.id == UNEXPLAINED]
     lines = Counter(s.node for s in signals if s.id in LONE_IDS)
     return tuple(
         s
         for s in signals
         if not s.fatal
         and s.proof is Proof.SUGGESTS
-        and (s.cause in causes or (s.id in LONE_IDS and lines[s.node] < BURST))
+        and (s.cause in causes or (s.id in LONE_IDS and lines[s.node] < BURST) or _is_beside(s, raised))
     )
+
+
+def _is_beside(signal: Signal, raised: Sequence[Signal]) -> bool:
+    """Return whether *signal* is no part of an exception that was *raised*: one may go on in the next line."""
+    own = any(
+        (s.writer, s.source) == (signal.writer, signal.source) and 0.0 <= signal.at_s - s.at_s < TIE_S
+        for s in raised
+    )
+    return bool(raised) and not own and signal.cause not in _NO_REASONS
 
 
 def _loose(signals: Sequence[Signal], exits: Sequence[UnitExit]) -> frozenset[str]:
     """Return the causes of which a suggestion cannot explain how it ended."""
-    if any(s.id == UNEXPLAINED for s in signals):
-        return frozenset(CAUSES) - _NO_REASONS
     hung_s = min((hung_since(s) for s in signals if s.fatal and s.cause in HANGS), default=float("inf"))
     if any(s.cause in _KILLS and s.proof is Proof.PROVES and s.at_s < hung_s for s in signals):
         return INSTALLED | EXPLAINS_AN_END
