@@ -96,3 +96,16 @@ def test_what_befalls_others_on_a_healthy_node_is_no_cause(text: str) -> None:
     """Where an engine is in view; alone it is what the log is about."""
     assert cause("kernel", text)[0] == "none"
     assert DIAGNOSER.lines([LINE.format(11, "kernel", text)]).diagnosis.cause != "none"
+
+
+MEMCG = [
+    "Memory cgroup out of memory: Killed process 4711 ({}) total-vm:90000kB, anon-rss:40000kB",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,oom_memcg=/x,task={},pid=4711",
+]
+
+
+@pytest.mark.parametrize("line", MEMCG)
+@pytest.mark.parametrize(("name", "confidence"), [("VLLM::Worker", 0.95), ("ollama", 0.95), ("nginx", 0.6)])
+def test_the_lines_of_one_kill_agree_on_whose_it_was(line: str, name: str, confidence: float) -> None:
+    found = DIAGNOSER.lines([LINE.format(11, "kernel", line.format(name))]).diagnosis
+    assert (found.cause, found.confidence) == ("cgroup_oom", confidence)
