@@ -7,12 +7,13 @@ import time
 import pytest
 
 from sparkd.engines.lines import read_line
-from sparkd.signals.assess import BURST, Assessment, assess
+from sparkd.signals.assess import Assessment, assess
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.exceptions import raised_in
 from sparkd.signals.frames import phase_of
 from sparkd.signals.match import Places
 from sparkd.signals.model import Record
+from sparkd.signals.precedence import BURST
 from sparkd.words import Phase
 
 CATALOGUE = packaged_catalogue()

@@ -22,6 +22,20 @@ FAILURES = [
     "Killed",
     "INFO:     Shutting down",
     "error: something else went wrong",
+    "Error: listen EADDRINUSE: address already in use :::3000",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "RuntimeError: CUDA error: device-side assert triggered",
+]
+UNITS = [
+    "open-webui",
+    "web-server",
+    "code-server",
+    "node-app",
+    "api-gateway",
+    "gray-proxy",
+    "headscale",
+    "python3",
 ]
 PREFIXES = {
     "journal": "Nov 30 04:1{minute}:00 spark-a {unit}[{pid}]: ",
@@ -33,16 +47,19 @@ def collected(prefix: str, unit: str, lines: list[str], minute: int = 0) -> list
     return [PREFIXES[prefix].format(unit=unit, minute=minute, pid=100 + minute) + line for line in lines]
 
 
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("failure", FAILURES)
-def test_another_program_that_fails_is_not_the_engine(prefix: str, failure: str) -> None:
+def test_another_program_that_fails_is_not_the_engine(prefix: str, failure: str, unit: str) -> None:
     engine = collected(prefix, "vllm", SERVING)
-    other = collected(prefix, "open-webui", [failure], 5)
+    other = collected(prefix, unit, [failure], 5)
     assert DIAGNOSER.lines([*engine, *other]).diagnosis.cause == "none"
     assert DIAGNOSER.lines([*other, *engine[:1]]).diagnosis.cause == "none"
 
 
-@pytest.mark.parametrize("unit", ["vllm", "ray-head", "systemd", "kernel", "serve.sh", "worker"])
+@pytest.mark.parametrize(
+    "unit", ["vllm", "ray-head", "systemd", "kernel", "serve.sh", "worker", "vllm_worker-2"]
+)
 def test_what_belongs_to_the_engine_is_heard(unit: str) -> None:
     engine = collected("journal", "vllm", SERVING)
     died = collected("journal", unit, ["Fatal Python error: Segmentation fault"], 5)

@@ -117,3 +117,19 @@ def test_a_service_that_answers_again_was_only_starting() -> None:
     assert cause((0.0, "watch", down)) == "ray_gcs_unreachable"
     assert cause((0.0, "watch", down), (5.0, "watch", up)) == "none"
     assert cause((0.0, "watch", up), (5.0, "watch", down)) == "ray_gcs_unreachable"
+
+
+@pytest.mark.parametrize("lived", [7, 8, 9, 50])
+def test_the_last_of_many_is_the_one_that_counts(lived: int) -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    times = [(100.0 * n, "log", text) for n in range(lived) for text in (oom, RATE)]
+    rates = [(100.0 * n + after, "log", RATE) for n in range(lived) for after in (30.0, 60.0)]
+    start = [(-9.0, "log", CONFIG), (-8.0, "log", READY)]
+    passed = sorted([*times, *rates], key=lambda row: row[0])
+    end = (
+        100.0 * lived,
+        "log",
+        f"EngineCore encountered a fatal error.\nTraceback (most recent call last):\n{oom}",
+    )
+    assert cause(*start, *passed) == "none"
+    assert cause(*start, *passed, end) == "cuda_oom"

@@ -55,13 +55,18 @@ def gone(at_s: float = 10.0, node: str = "b", code: int | None = None, signal: i
     return UnitExit(node, SERVE, 1, at_s, code, signal)
 
 
-def judged(*signals: Signal, exits: tuple[UnitExit, ...] = (), recorded: bool = False) -> Diagnosis:
+def judged(
+    *signals: Signal,
+    exits: tuple[UnitExit, ...] = (),
+    recorded: bool = False,
+    phase: Phase | None = Phase.SERVING,
+) -> Diagnosis:
     fence = min((end.at_s for end in exits), default=None)
     return judge(
         Evidence(
             signals=signals,
             exits=exits,
-            phase=Phase.SERVING,
+            phase=phase,
             nodes=("a", "b"),
             head="a",
             fence_at_s=fence,
@@ -166,9 +171,11 @@ def test_a_death_that_follows_the_hang_leaves_the_fault_to_explain_it() -> None:
     assert judged(*fault, *said(1000.0, HANG), *died).cause == "gpu_xid"
 
 
-def test_of_a_log_that_somebody_gives_any_fault_is_the_subject() -> None:
-    found = judged(*said(1.0, xid(31, "jupyter-kernel"), source="kernel"), recorded=True)
+def test_of_a_log_in_which_no_engine_speaks_any_fault_is_the_subject() -> None:
+    fault = said(1.0, xid(31, "jupyter-kernel"), source="kernel")
+    found = judged(*fault, recorded=True, phase=None)
     assert (found.cause, found.confidence) == ("gpu_xid", 0.6)
+    assert judged(*fault, recorded=True).cause == "none"
 
 
 @pytest.mark.parametrize(("text", "cause"), [(DISK, "disk_full"), (TEMPLATE, "tokenizer_or_template_error")])

@@ -1,4 +1,4 @@
-"""A serving engine is not ended by a line that only a start can end of; what ends it later is the cause."""
+"""No engine is ended by a line that only a start can end of, even in a start; what ends it is the cause."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from sim.world import World, serving
 from sparkd.core.records import Remedied
 from sparkd.words import Phase, UnitName
 
-OF_A_START = ["missing_python_dependency", "bad_cli_argument", "port_in_use", "weights_missing_or_corrupt"]
+OF_A_START = [
+    "permission_denied",
+    "os_resource_limit",
+    "broken_install",
+    "missing_python_dependency",
+    "bad_cli_argument",
+    "port_in_use",
+    "weights_missing_or_corrupt",
+]
 
 
 def causes(world: World) -> list[str]:
@@ -27,6 +35,25 @@ def test_a_request_that_fails_or_another_program_does_not_end_it(cause: str) -> 
     world.signal("spark-a", cause)
     world.run_for(30)
     assert (world.phase, causes(world)) == (Phase.SERVING, [])
+
+
+@pytest.mark.parametrize("cause", OF_A_START)
+def test_a_loose_line_in_a_start_does_not_end_it(cause: str) -> None:
+    world = World()
+    world.run_until(lambda: world.phase is Phase.LOADING_WEIGHTS)
+    world.signal("spark-a", cause)
+    world.run_until(serving(world))
+    assert (world.generation, causes(world)) == (1, [])
+
+
+@pytest.mark.parametrize("cause", OF_A_START)
+def test_a_start_that_ends_of_it_is_told_so(cause: str) -> None:
+    world = World()
+    world.run_until(lambda: world.phase is Phase.LOADING_WEIGHTS)
+    world.signal("spark-a", cause)
+    world.kill("spark-a", UnitName.SERVE, code=1, signal=None)
+    world.run_for(30)
+    assert causes(world)[0] == cause
 
 
 def test_what_it_lived_through_does_not_explain_its_end() -> None:

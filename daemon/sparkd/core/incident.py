@@ -25,8 +25,8 @@ from sparkd.words import ENGINE, LIVE, Phase, Settings
 def note_signal(turn: Turn, signal: Signal) -> None:
     """Keep a signal of the current generation; a fatal one ends it.
 
-    What can only go wrong in a start ends no engine that serves: it is a request's or another program's, and
-    where it is not, the engine's own end follows.
+    What is wrong with the installation or with a setting ends none by a line of text: it may be a tool's, a
+    request's or another program's, and where it is not, the engine's own end follows.
     """
     current = turn.lead.generation
     if signal.generation not in (0, current):
@@ -35,7 +35,7 @@ def note_signal(turn: Turn, signal: Signal) -> None:
     turn.set_lead(recent=(*lead.recent, signal)[-SIGNALS_MAX:])
     if lead.failure is not None:
         turn.set_lead(failure=replace(lead.failure, signals=(*lead.failure.signals, signal)[:SIGNALS_MAX]))
-    elif lead.phase in LIVE and signal.fatal and ends_at_once(signal, lead.phase):
+    elif lead.phase in LIVE and signal.fatal and ends_at_once(signal):
         fail(turn, f"{signal.node or 'the cluster'}: {signal.id}")
 
 

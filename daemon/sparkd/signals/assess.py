@@ -16,16 +16,17 @@ from sparkd.signals import boots, foreigners, pasted, spread
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.exceptions import failed_in, raised_in
-from sparkd.signals.follow import Follower, ReadLine
+from sparkd.signals.follow import Follower, ReadLine, is_later
 from sparkd.signals.frames import phase_of
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
-from sparkd.signals.precedence import BURST_ID, UNEXPLAINED_ID, WAITS
-from sparkd.signals.survive import Survival
+from sparkd.signals.precedence import BURST, BURST_ID, LONE_IDS, UNEXPLAINED, UNEXPLAINED_ID, WAITS
+from sparkd.signals.survive import ENDS_BY_ITSELF, Survival
 from sparkd.words import Phase
 
-# Kept signals of one assessment, and repeats of one of them: enough for its first, its last and a burst.
+# Kept signals of one assessment, and repeats of one of them: the first, which tell of a burst,
+# and the last.
 SIGNALS_MAX = 2048
 REPEATS_MAX = 8
 # Lines of one source have an order even where their times are equal; so small that ties stay ties.
@@ -40,12 +41,9 @@ _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
 _MENDED = {"fabric_link_up": "fabric_link_down", "ray_gcs_healthy": "ray_gcs_unhealthy"}
 # So many characters of a quote, blanks left out, tell where it stands.
 PLACE_CHARS = 60
-UNEXPLAINED = "unexplained_exception"
 # A server that ends its engine, and for how long it then tells of an engine that is dead.
 STOPPING = "engine_stopping"
 STOPPED_S = 5.0
-# A driver that runs out of memory says so in bursts; a lone line of it is harmless.
-BURST = 5
 # A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
 WAITED_TWICE = 2
 _WAIT = re.compile(r"block\s*found\s*in")
@@ -117,6 +115,8 @@ class Assessor:
         if self._count in {self._follower.served_at, self._follower.counted_at}:
             is_rate = self._follower.counted_at == self._count
             self._survival.work(record, self._clock(record), is_rate=is_rate)
+        if self._follower.stepped_at == self._count:
+            self._survival.step(record, self._clock(record))
         found = recognise(record, self.catalogue, self.places)
         if all(s.cause == SURFACE for s in found):
             found = (*found, *_unexplained(record))
@@ -173,6 +173,7 @@ class Assessor:
             recorded=True,
             works=self._survival.works,
             starts=self._survival.starts,
+            steps=self._survival.steps,
             foreign=foreign,
             unheard=self._spread and not self._on_ray and spread.is_silent(told, self._last_s),
         )
@@ -231,11 +232,19 @@ class Assessor:
         key = (signal.id, signal.node, signal.rank)
         self._seen[key] += 1
         if self._seen[key] > REPEATS_MAX:
-            return
+            self._forget_one(key)
         if len(self._signals) >= SIGNALS_MAX:
             self._dropped += 1
             return
         self._signals.append(self._placed(signal, record))
+
+    def _forget_one(self, key: tuple[str, str, int | None]) -> None:
+        """Forget the last kept repeat: the next one, which may be what ended the engine, takes its place."""
+        for place in range(len(self._signals) - 1, -1, -1):
+            signal = self._signals[place]
+            if (signal.id, signal.node, signal.rank) == key:
+                del self._signals[place]
+                return
 
     def _clock(self, record: Record) -> float:
         """Return the time of the record that is being read, on the assessment's clock."""
@@ -335,21 +344,31 @@ def _unexplained_error(record: Record, words: str) -> Signal:
 def _error_in(whole: Record, catalogue: Catalogue, read_line: ReadLine) -> tuple[Signal, int] | None:
     """Return the last failure that a short text tells of in whatever words, with a place after everything."""
     failed: str | None = None
+    reached: Phase | None = None
+    passing = False
     for record in pasted.records(whole, catalogue):
         fact = read_line(record.text)
-        if fact is not None and (fact.rate_tok_s is not None or fact.port_ready):
+        goes_on = fact is not None and is_later(fact.phase, reached)
+        reached = fact.phase if fact is not None and (goes_on or reached is None) else reached
+        if fact is not None and (fact.rate_tok_s is not None or fact.port_ready or (goes_on and passing)):
             failed = None
         elif record.level in _LOUD:
-            failed = record.text
-        elif record.level not in _QUIET:
-            failed = failed_in(record.text) or raised_in(record.text) or failed
+            failed, passing = record.text, False
+        elif record.level not in _QUIET and (words := failed_in(record.text) or raised_in(record.text)):
+            failed, passing = words, _is_of_a_start(record, catalogue)
     return None if failed is None else (_unexplained_error(whole, failed), sys.maxsize)
+
+
+def _is_of_a_start(record: Record, catalogue: Catalogue) -> bool:
+    """Return whether a failure is only of a kind that a start which goes on did not end of."""
+    found = recognise(record, catalogue)
+    return bool(found) and all(signal.cause in ENDS_BY_ITSELF for signal in found)
 
 
 def _bursts(signals: Iterable[Signal], seen: Counter[tuple[str, str, int | None]]) -> tuple[Signal, ...]:
     """Return a signal for each node whose driver ran out of memory again and again."""
     first: dict[str, Signal] = {}
     for signal in signals:
-        if signal.id == "uma_driver_no_memory" and seen[signal.id, signal.node, signal.rank] >= BURST:
+        if signal.id in LONE_IDS and seen[signal.id, signal.node, signal.rank] >= BURST:
             first.setdefault(signal.node, signal)
     return tuple(replace(signal, id=BURST_ID) for signal in first.values())

@@ -5,7 +5,9 @@ A signature is an array entry `[[signature]]` with: `id`, `cause` (a code of `ca
 tried: the cheap filter), `pattern`, `phase` or `phases` (pairs of phase and a further pattern, first match
 wins), `place` (whom it concerns: "reader" the node that wrote it, "rank" the node of its rank, "head",
 "elsewhere" another node that it does not name), `level` ("info": also where the line itself is only
-informative), `sources` (substrings of the sources that it applies to; none = all) and `examples`.
+informative), `sources` (substrings of the sources that it applies to; none = all) and `examples`. In a
+pattern `{engine}` stands for the beginnings of the names of an engine's processes, `{engine_unit}` for those
+of its units.
 
 Named groups of a pattern become quantities with their unit last: `used_gib` gives `used_bytes`. Ray prints
 "GB" and means GiB. `rank` and `address` are taken as such; names that begin with `_` are not taken.
@@ -27,6 +29,14 @@ from sparkd.signals.causes import CAUSES
 from sparkd.signals.model import Proof
 from sparkd.words import GIB, Phase
 
+# vLLM's processes (and its like's), Ray's, and what they start, as the kernel names them.
+_NAMES = {
+    "{engine}": (
+        "(?:ray::|raylet|gcs_server|VLLM|vllm|pt_|python|EngineCore|uvicorn|cicc|ptxas|nvcc"
+        "|sglang|trtllm|ollama|llama)"
+    ),
+    "{engine_unit}": "(?:vllm|(?:ray|raylet|llm|serve|engine|inference)(?![A-Za-z]))",
+}
 PLACES = ("reader", "rank", "head", "elsewhere")
 _KEYS = frozenset(
     {
@@ -259,7 +269,7 @@ def _compile_entry(entry: dict[str, Any]) -> Signature:
             proof=Proof(entry["proof"]),
             fatal=entry.get("fatal", False),
             literals=tuple(entry["literals"]),
-            source=entry["pattern"],
+            source=_named(entry["pattern"]),
             measures=_measures(entry["pattern"]),
             phase_sources=_phases(entry),
             place=entry.get("place", "reader"),
@@ -271,6 +281,13 @@ def _compile_entry(entry: dict[str, Any]) -> Signature:
         raise CatalogueError(f"{name}: {error} is missing") from error
     except (ValueError, TypeError) as error:
         raise CatalogueError(f"{name}: {error}") from error
+
+
+def _named(pattern: str) -> str:
+    """Return *pattern* with the engine's names in it."""
+    for placeholder, names in _NAMES.items():
+        pattern = pattern.replace(placeholder, names)
+    return pattern
 
 
 def _check(entry: dict[str, Any]) -> None:

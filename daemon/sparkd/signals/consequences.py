@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkd.signals.model import Proof, Signal
+from sparkd.signals.model import Proof, Signal, Work
 from sparkd.signals.precedence import (
     FAILING_ID,
     HANGS,
+    KILLS,
     NEAR_S,
     OWN_SOURCE,
     REMOTE_S,
     REPORTED_STOPS,
     SUSPICION_S,
     TIE_S,
+    UNEXPLAINED,
     WAITED_FOR_A_DEAD,
     hung_since,
 )
+from sparkd.signals.survive import worked_between
 
 # What ends or is ended after a hang was seen is its consequence, or that of the fence that answered it.
 _AFTER_A_HANG = frozenset(
@@ -29,7 +32,7 @@ _AFTER_A_HANG = frozenset(
 _OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
 # An error of the device ends the process that it is said in.
 _DEVICE_ERRORS = frozenset({"cuda_error_untold"})
-_ANY_ERRORS = frozenset({*_OWN_ERRORS, "unexplained_exception"})
+_ANY_ERRORS = frozenset({*_OWN_ERRORS, UNEXPLAINED})
 # A crash that a process's own end may be: of an exception, while the interpreter is torn down.
 _CRASHES = frozenset({"process_crashed", "crash_reported"})
 _REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
@@ -51,11 +54,14 @@ _SAID_WHEN_ENDED = frozenset(
 )
 
 
-def of_earlier(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Signal, ...]:
+def of_earlier(
+    signals: Sequence[Signal], ended: frozenset[str], works: Sequence[Work] = ()
+) -> tuple[Signal, ...]:
     """Return the signals that follow from an earlier one, whatever their own proof is.
 
     *ended* are the nodes on which a unit ended without being ordered to: there alone a stop that is as early
-    as the first trouble may be its reason; elsewhere it answers our own fence.
+    as the first trouble may be its reason; elsewhere it answers our own fence. *works* are when the engine
+    was seen at work.
     """
     first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
     own_error_s = _own_error(signals)
@@ -71,6 +77,7 @@ def of_earlier(signals: Sequence[Signal], ended: frozenset[str]) -> tuple[Signal
         or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
         or (s.id in REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
         or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
+        or (s.cause == "clean_shutdown" and _after_a_kill(s, signals, works))
     )
 
 
@@ -120,6 +127,20 @@ def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool
     if signal.at_s == first.at_s:  # one record says both: a stop that is only reported follows
         return signal.id in REPORTED_STOPS and signal != first
     return signal.node not in ended or signal.at_s > first.at_s + TIE_S
+
+
+def _after_a_kill(stop: Signal, signals: Sequence[Signal], works: Sequence[Work]) -> bool:
+    """Return whether *stop* was asked of an engine that a proven kill or fault had ended, fatal or not.
+
+    A kill that the engine worked on after ended nothing that a person would answer.
+    """
+    return any(
+        s.cause in KILLS
+        and s.proof is Proof.PROVES
+        and s.at_s < stop.at_s
+        and not worked_between(s, stop.at_s, works)
+        for s in signals
+    )
 
 
 def _own_error(signals: Sequence[Signal]) -> float:

@@ -54,8 +54,8 @@ _RELAYED_TEXTS = (
 # What a failure says where no exception does: a level of its own, a shell's, a compiler's, a crash's words.
 _FAILED = re.compile(
     r"^(?:[^\n]{0,80}[\s:\]|>])?(?:(?:FATAL|CRITICAL|ERROR|PANIC|ERR)\b|(?:[Ff]atal|[Ee]rror|panic|ERROR):\s+\S"
-    r"|fatal error: |Traceback \(most recent call last\)|terminate called after|Aborted\b|Killed\b"
-    r"|[Ss]egmentation fault|core dumped)"
+    r"|fatal error: |Traceback \(most recent call last\)|terminate called after|Aborted\b"
+    r"|Killed\b(?! /| process \d)|[Ss]egmentation fault|core dumped)"
     r"|\bError response from daemon: |(?:^|[\s.])[A-Z]\w+(?:Error|Exception)\b(?=[:( ]|$)"
     r"|: (?:command not found|No such file or directory|[Pp]ermission denied|[Cc]onnection refused)\b"
     r"|\b(?:Failed|failed|Cannot|Could not|Unable|unable) to (?!automatically)\w+",

@@ -52,6 +52,11 @@ _SERVED = (
 )
 
 
+def is_later(phase: Phase | None, before: Phase | None) -> bool:
+    """Return whether *phase* is later than *before*; of what stands before the first nothing is known."""
+    return phase is not None and before is not None and _ORDER.index(phase) > _ORDER.index(before)
+
+
 @dataclass(slots=True)
 class _Track:
     """One source's way: its phase before the first trouble, whether trouble was seen, and its last frames."""
@@ -79,6 +84,7 @@ class Follower:
         count: records seen; progress_at: the last of them that shows the engine alive.
         worked_at: the last of them that shows that it does what it is asked to.
         served_at, counted_at: the last that shows it up or answering, and the last that counts tokens.
+        stepped_at: the last in which a source went forward to a later phase.
         starts: how often an engine that had begun began anew.
     """
 
@@ -89,6 +95,7 @@ class Follower:
     worked_at: int = -1
     served_at: int = -1
     counted_at: int = -1
+    stepped_at: int = -1
     starts: int = 0
     _tracks: dict[tuple[str, str], _Track] = field(default_factory=dict)
 
@@ -186,5 +193,7 @@ class Follower:
         if track.phase is Phase.SERVING and (phase is not Phase.RESOLVING_CONFIG or record.address):
             return
         late = record.address is not None and track.phase is not None
-        if not late or _ORDER.index(phase) > _ORDER.index(track.phase or phase):
+        if record.address is None and is_later(phase, track.phase):
+            self.stepped_at = self.count
+        if not late or is_later(phase, track.phase):
             track.phase = phase

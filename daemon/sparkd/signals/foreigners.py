@@ -1,8 +1,9 @@
 """Other programs in the engine's log: a journal or a compose project has the lines of many.
 
 Where one unit of a log speaks as an engine, a unit that never does is another program: that it lacks a
-module, finds its port taken, crashes or is stopped says nothing of the engine. What tells of the node (its
-memory, GPU, fabric), and programs that watch over units or belong to the engine, are always heard.
+module, finds its port taken, gets no memory of the device, crashes or is stopped says nothing of the engine.
+What tells of the node (its memory, GPU, fabric), and programs that watch over units or belong to the engine,
+are always heard.
 """
 
 from __future__ import annotations
@@ -19,19 +20,63 @@ from sparkd.signals.precedence import INSTALLED
 # What ends a program of any kind.
 CAUSES = INSTALLED | {
     "clean_shutdown",
+    "cuda_illegal_memory_access",
+    "cuda_oom",
+    "device_side_assert",
     "engine_dead_unspecified",
+    "engine_hang",
     "killed_unspecified",
+    "kv_cache_too_small",
+    "nccl_init_failure",
+    "nccl_remote_error",
+    "nccl_socket_connect",
+    "nccl_timeout",
     "port_in_use",
     "worker_process_died",
     UNKNOWN,
 }
 WHY = "said by another program"
-# Who tells of others, and what an engine's own processes may be called.
-_HEARD = re.compile(
-    r"kernel|systemd|docker|podman|containerd|kubelet|cri-?o|conmon|oomd|earlyoom|nohang|audit|slurm"
-    r"|nvidia|nv-|dcgm|sparkd|vllm|ray|gcs|llm|engine|serve|infer|worker|head|node|rank|model|api|gpu|spark|python|sh$",
-    re.IGNORECASE,
+# Who tells of others, and what an engine's own processes may be called: whole words of a unit's name, and
+# what words may begin with. What half of all programs are called (node, api, server, python) tells nothing.
+_WORDS = frozenset(
+    {
+        "conmon",
+        "cri",
+        "crio",
+        "dcgm",
+        "earlyoom",
+        "engine",
+        "gcs",
+        "infer",
+        "inference",
+        "llm",
+        "nohang",
+        "nv",
+        "oomd",
+        "podman",
+        "rank",
+        "ray",
+        "raylet",
+        "serve",
+        "spark",
+        "worker",
+        "workers",
+    }
 )
+_STEMS = (
+    "audit",
+    "containerd",
+    "docker",
+    "enginecor",
+    "kernel",
+    "kubelet",
+    "nvidia",
+    "slurm",
+    "sparkd",
+    "systemd",
+    "vllm",
+)
+_APART = re.compile(r"[^a-z]+")
 
 
 def of(speakers: Iterable[str], sources: Iterable[str]) -> tuple[str, ...]:
@@ -66,4 +111,5 @@ def _split(source: str) -> tuple[str, str]:
 
 
 def _is_heard(unit: str) -> bool:
-    return not unit or _HEARD.search(unit) is not None
+    words = _APART.split(unit.lower())
+    return not unit or any(word in _WORDS or word.startswith(_STEMS) for word in words)

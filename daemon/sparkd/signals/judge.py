@@ -87,7 +87,8 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     aside |= dict.fromkeys(loose, hints.WHY)
     signals = tuple(s for s in kept if s not in loose)
     survivors = peers.after_a_peers_end(signals, exits, recorded=evidence.recorded)
-    follow = (*consequences.of_earlier(signals, frozenset(end.node for end in exits)), *survivors)
+    ended = frozenset(end.node for end in exits)
+    follow = (*consequences.of_earlier(signals, ended, evidence.works), *survivors)
     aside |= dict.fromkeys(follow, "follows from what was said before it")
     open_signals = [s for s in signals if s not in follow]
     if not open_signals and (not signals or (survivors and exits)):
@@ -121,7 +122,7 @@ def _weighted(
         return replace(signal, cause=UNKNOWN, proof=Proof.CASCADE)
     if signal.id in _SUSPICIONS:
         signal = replace(signal, proof=Proof.SUGGESTS)
-    if not evidence.recorded:
+    if precedence.has_engine(evidence):
         signal = replace(signal, cause=precedence.OF_ANYBODY.get(signal.id, signal.cause))
     if (signal.cause, signal.node) in proven:
         signal = replace(signal, proof=Proof.PROVES)
@@ -143,7 +144,8 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     by_unit = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits if not was_killed(end))
     ours = consequences.after_our_fence(told, evidence.fence_at_s, by_unit)
     aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
-    decided = first_s is not None and _is_decided([s for s in told if s not in ours], exits, first_s)
+    left = [s for s in told if s not in ours]
+    decided = first_s is not None and _is_decided(left, exits, first_s, evidence)
     for signal in told:
         why = _why_nothing(signal, first_s, evidence, decided=decided)
         if why:
@@ -151,9 +153,11 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     return aside
 
 
-def _is_decided(told: Sequence[Signal], exits: Sequence[UnitExit], first_s: float) -> bool:
+def _is_decided(
+    told: Sequence[Signal], exits: Sequence[UnitExit], first_s: float, evidence: Evidence
+) -> bool:
     heard = [s for s in told if s.proof is not Proof.NOISE and s.cause != NONE]
-    follow = consequences.of_earlier(heard, frozenset(end.node for end in exits))
+    follow = consequences.of_earlier(heard, frozenset(end.node for end in exits), evidence.works)
     return precedence.is_decided([s for s in heard if s not in follow], first_s)
 
 

@@ -150,6 +150,7 @@ class Evidence:
         recorded: the evidence was read from files: times are as printed, so how long before the end something
             proven was said is no argument.
         works, starts: when the engine was seen at work, and when it began anew.
+        steps: when a start was seen to go forward to a later phase.
         foreign: sources that are known to be other programs.
         unheard: the engine is spread over nodes, and of the others nothing was heard after it stood still.
     """
@@ -164,6 +165,7 @@ class Evidence:
     recorded: bool = False
     works: tuple[Work, ...] = ()
     starts: tuple[float, ...] = ()
+    steps: tuple[Work, ...] = ()
     foreign: tuple[str, ...] = ()
     unheard: bool = False
 

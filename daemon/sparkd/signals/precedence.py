@@ -82,6 +82,9 @@ ORDER: tuple[tuple[str, ...], ...] = (
 )
 # What is wrong with the installation or with what a person set.
 INSTALLED = frozenset(next(group for group in ORDER if "disk_full" in group))
+# What kills or breaks an engine from outside: who then asks it to stop answers that. Short memory alone
+# does neither.
+KILLS = frozenset((*ORDER[1], *ORDER[2])) - {"uma_host_exhaustion"}
 _UNLOADED = frozenset(LIVE[: LIVE.index(Phase.LOADING_WEIGHTS)])
 # Phases in which "no broadcast block for 60 s" is ordinary work.
 BUSY = frozenset(LIVE[: LIVE.index(Phase.STARTING_API)])
@@ -143,14 +146,20 @@ _SPEAKS_WHEN_READ = frozenset(
         "gpu_xid",
         "ib_roce_error",
         "kernel_oom",
+        "memory_guard_kill",
         "nccl_init_failure",
         "ray_gcs_unreachable",
         "ray_oom_kill",
     }
 )
 _SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
-# Of any process: of a log that somebody gives it is the subject; of a live node it tells only as much.
-OF_ANYBODY = {"kernel_oom_other": "host_memory_pressure", "cgroup_oom_other": NONE, "gpu_xid_other": NONE}
+# Of any process: of a log in which no engine speaks it is the subject; beside one it tells only as much.
+OF_ANYBODY = {
+    "kernel_oom_other": "host_memory_pressure",
+    "guard_kill_other": "host_memory_pressure",
+    "cgroup_oom_other": NONE,
+    "gpu_xid_other": NONE,
+}
 # What is said only where nothing else is: an error that nobody knows, requests that failed, a bad exit code.
 _LEAST = frozenset({UNEXPLAINED_ID, "requests_failed", "something_gave_up"})
 # Two different suggestions of one node make a proof of these.
@@ -160,6 +169,11 @@ HANGS = frozenset({"engine_hang", "nccl_timeout"})
 WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
 
 
+UNEXPLAINED = "unexplained_exception"
+"""An exception that no signature knows."""
+LONE_IDS = frozenset({"uma_driver_no_memory"})
+"""What a healthy node's driver says, too: of these one line is nothing, and `BURST` lines are."""
+BURST = 5
 BURST_ID = "uma_driver_burst"
 """A driver that ran out of memory again and again: more than one line of it, and no second witness."""
 FAILING_ID = "requests_failed"
@@ -186,10 +200,17 @@ def weight(signal: Signal) -> float:
     return float(2 * len(ORDER)) + _FIRST_OF_CASCADE.get(signal.cause, 1.0) + rank / 100
 
 
+def has_engine(evidence: Evidence) -> bool:
+    """Return whether an engine is in view: a live one, or one that a log shows at work or in a start."""
+    return not evidence.recorded or bool(evidence.works) or evidence.phase is not None
+
+
 def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
     """Return whether a signal names a cause where nothing is seen to have failed."""
     if signal.fatal or signal.proof is not Proof.SUGGESTS:
         return True
+    if signal.id in OF_ANYBODY and evidence.recorded:
+        return not has_engine(evidence)
     if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
         return True
     if not evidence.recorded:

@@ -7,8 +7,9 @@ to stop, and states that last.
 A rate tells of the seconds before it, and a streamed answer begins before the engine has done anything: where
 something ends the engine soon after, that work is no proof.
 
-An engine that serves has its start behind it. What can only go wrong in a start (an option, a module, a port)
-ends it no more: it is another program's, or a request's, unless the engine then ends.
+A start that goes on is at work, too: what only a start can end of (an option, a module, a port, a permission)
+did not end one whose own log then tells of a later phase. A loose word of such a thing ends no engine by
+itself, in a start or later: it is a tool's, another program's or a request's, unless the engine then ends.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from dataclasses import dataclass, field
 
 from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Evidence, Record, Signal, Work
-from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, UNEXPLAINED_ID, WAITS
-from sparkd.words import Phase
+from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEXPLAINED_ID, WAITS
 
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
 RATE_S = 10.0
@@ -69,9 +69,16 @@ _WORKS_MAX = 4096
 WHY = "the engine worked on after it"
 
 
-def ends_at_once(signal: Signal, phase: Phase) -> bool:
-    """Return whether a fatal *signal* ends an engine in *phase* by itself; else its end is waited for."""
-    return phase is not Phase.SERVING or signal.cause not in INSTALLED | _CHECKED_AT_START
+# What an engine that it concerns ends of by itself, within seconds and with words of its own.
+ENDS_BY_ITSELF = INSTALLED | _CHECKED_AT_START
+
+
+def ends_at_once(signal: Signal) -> bool:
+    """Return whether a fatal *signal* ends an engine by itself; else its end is waited for.
+
+    What sparkd itself observed is no loose word.
+    """
+    return signal.source == OWN_SOURCE or signal.cause not in ENDS_BY_ITSELF
 
 
 @dataclass(slots=True)
@@ -81,6 +88,7 @@ class Survival:
     _starts: list[float] = field(default_factory=list)
     _works: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     _rates: dict[tuple[str, str], float] = field(default_factory=dict)
+    _steps: list[Work] = field(default_factory=list)
 
     def start(self, at_s: float) -> None:
         """Note that an engine that had begun began anew."""
@@ -97,6 +105,17 @@ class Survival:
         if len(works) >= _WORKS_MAX:
             works.pop()
         works.append(at_s)
+
+    def step(self, record: Record, at_s: float) -> None:
+        """Note that a start went forward; of very many times the last is what counts."""
+        if len(self._steps) >= _WORKS_MAX:
+            self._steps.pop()
+        self._steps.append(Work(record.node, record.source, at_s))
+
+    @property
+    def steps(self) -> tuple[Work, ...]:
+        """When a start was seen to go forward."""
+        return tuple(self._steps)
 
     @property
     def works(self) -> tuple[Work, ...]:
@@ -117,7 +136,7 @@ def acquitted(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ..
     After an error that nobody knows, what is not fatal, and what is first felt when it is used, may be the
     reason of that.
     """
-    if not evidence.works:
+    if not (evidence.works or evidence.steps):
         return ()
     trial = _Trial(signals, evidence)
     troubled = any(s.id == UNEXPLAINED_ID for s in signals)
@@ -143,6 +162,16 @@ def outgrown(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...
     )
 
 
+def worked_between(signal: Signal, until_s: float, works: Iterable[Work]) -> bool:
+    """Return whether the engine was seen at work after *signal* and before *until_s*."""
+    return any(signal.at_s + _apart_s(signal, work.node, work.source) < work.at_s < until_s for work in works)
+
+
+def _apart_s(signal: Signal, node: str, source: str) -> float:
+    """Return by how much the clock of a log may differ from that of what wrote *signal*."""
+    return 0.0 if (node, source) == (signal.writer, signal.source) else RATE_S
+
+
 class _Trial:
     """The works and ends of one judgement."""
 
@@ -150,6 +179,9 @@ class _Trial:
         self._works: dict[tuple[str, str], list[float]] = {}
         for work in evidence.works:
             self._works.setdefault((work.node, work.source), []).append(work.at_s)
+        self._steps: dict[tuple[str, str], list[float]] = {}
+        for step in evidence.steps:
+            self._steps.setdefault((step.node, step.source), []).append(step.at_s)
         self._starts = evidence.starts
         self._ends = [(end.at_s, True) for end in evidence.exits if not end.ordered]
         self._ends += [(s.at_s, _is_declared(s)) for s in signals if s.fatal and s.cause not in _NO_END]
@@ -161,11 +193,17 @@ class _Trial:
         again = min((at_s for at_s in self._starts if at_s > signal.at_s), default=float("inf"))
         ends = [end for end in self._ends if signal.at_s <= end[0] < again]
         for place, works in self._works.items():
-            after_s = signal.at_s + (0.0 if place == (signal.writer, signal.source) else RATE_S)
+            after_s = signal.at_s + _apart_s(signal, *place)
             seen = [at_s for at_s in works if after_s < at_s < again]
             if seen and _is_proof(signal, seen, ends):
                 return True
-        return False
+        return signal.cause in ENDS_BY_ITSELF and self._went_on(signal, again, ends)
+
+    def _went_on(self, signal: Signal, again: float, ends: Sequence[tuple[float, bool]]) -> bool:
+        """Return whether the start of the log that *signal* stands in went forward after it."""
+        steps = self._steps.get((signal.writer, signal.source), ())
+        seen = [at_s for at_s in steps if signal.at_s < at_s < again]
+        return bool(seen) and _is_proof(signal, seen, ends)
 
     def has_served(self, signal: Signal) -> bool:
         """Return whether the writer of *signal* was at work before, and nothing began anew since."""
