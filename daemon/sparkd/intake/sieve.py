@@ -37,8 +37,8 @@ KV_WORDS = (
     "GiB memory for KV Cache as specified",
     " GiB for KV cache on node",
 )
-# What is evidence without a signature: an exception that nobody knows (each way in which `exceptions.raised_in`
-# sees one), and the frames above one.
+# What is evidence without a signature: an exception that nobody knows (in each form that
+# `exceptions.raised_in` sees), and the frames above one.
 _KINDS = ("Error", "Exception", "Exit", "Interrupt", "Fault", "Unavailable")
 EXCEPTIONS = tuple(kind + end for kind in _KINDS for end in (":", "\n", "):", ")\n"))
 SLOW_BYTES_MAX = 1 << 20
