@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sparkd.intake.files import LogFile, NoLogError, UnusableError
+from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
 from sparkd.intake.heads import is_cut, is_log
 from sparkd.intake.heads import lines_of as head_lines
 from sparkd.intake.lines import HEAD_BYTES
+from sparkd.intake.opening import allow
 from sparkd.intake.sieve import Sieve, read_phase
 from sparkd.intake.whole import Fragment, Origin, WholeLog
 from sparkd.intake.whose import places_of
@@ -33,8 +33,8 @@ PAGES = frozenset(
 )
 # A record, and whether it may not be what it looks like.
 _Heard = tuple[Record, bool]
-# So many logs are read side by side, in the order of their times; more are read one after the other.
-TOGETHER_MAX = 16
+# All logs are read side by side, in the order of their times: all hold so much, each of them at least a head.
+TOGETHER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,7 @@ class Diagnoser:
         if not usable:
             raise begun[0][0].file.refuse(OTHER_TEXT)
         texts = [text for _, text in usable]
-        streams = [text.records(log.file.chunks()) for log, text in usable]
-        found = self._assess(texts, _together(streams))
+        found = self._assess(texts, _together(usable))
         pages = all(_is_page(log.file, text) for log, text in usable)
         if found.diagnosis.cause == NONE or (found.diagnosis.cause == UNKNOWN and pages):
             _refuse_other_texts([log for log, _ in usable], [text.reads_as_log for text in texts])
@@ -187,8 +186,9 @@ def _places(texts: Sequence[_Text]) -> Places:
     return places_of((text.origin, "\n".join(text.lines).encode()) for text in texts)
 
 
-def _together(streams: Sequence[Iterator[_Heard]]) -> Iterable[_Heard]:
-    """Return records of several logs: of a few in the order of their times, of many log after log."""
-    if len(streams) == 1 or len(streams) > TOGETHER_MAX:
-        return itertools.chain.from_iterable(streams)
+def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterable[_Heard]:
+    """Return the records of all *logs* in the order of their times."""
+    allow(len(logs))
+    piece_bytes = min(CHUNK_BYTES, max(HEAD_BYTES, TOGETHER_BYTES // len(logs)))
+    streams = [text.records(log.file.chunks(piece_bytes)) for log, text in logs]
     return heapq.merge(*streams, key=lambda heard: heard[0].at_s)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparkd.intake.forms import Plain, is_headed
 from sparkd.intake.lines import clean, text_of
@@ -35,11 +37,9 @@ def lines_of(head: bytes) -> list[str]:
 
 def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:
     """Return whether lines are of a log that is understood here, and not prose, a table, or another file."""
-    headed = sum(is_headed(line) or _is_own(line) for line in lines)
-    if headed and headed >= LOG_SHARE * len(lines):
-        return True
-    known = sum(_is_known(line, catalogue) for line in lines)
-    return known > 0 and known >= KNOWN_SHARE * len(lines)
+    return _are(lines, LOG_SHARE, lambda line: is_headed(line) or _is_own(line)) or _are(
+        lines, KNOWN_SHARE, lambda line: _is_known(line, catalogue)
+    )
 
 
 def is_cut(lines: Sequence[str]) -> bool:
@@ -53,6 +53,12 @@ def is_cut(lines: Sequence[str]) -> bool:
         return False
     neighbours = lines[1 : NEIGHBOURS_MAX + 1]
     return sum(map(is_headed, neighbours)) >= NEIGHBOURS_SHARE * len(neighbours)
+
+
+def _are(lines: Sequence[str], share: float, what: Callable[[str], bool]) -> bool:
+    """Return whether so large a share of *lines* is *what*; no more of them are asked than are needed."""
+    wanted = max(1, math.ceil(share * len(lines)))
+    return sum(1 for _ in itertools.islice(filter(what, lines), wanted)) == wanted
 
 
 def _is_own(line: str) -> bool:
