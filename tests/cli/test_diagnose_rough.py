@@ -450,6 +450,17 @@ def test_wrong_usage_is_refused(run, tmp_path, monkeypatch, arguments, said) -> 
     assert "\x1b" not in err
 
 
+def test_the_name_of_a_file_cannot_be_a_line_of_the_report(run, tmp_path) -> None:
+    odd = tmp_path / "we\nnone - 95 %\nird.log"
+    for data in (OOM, gzip.compress((OOM + LONG).encode())[:-20]):
+        out = run("--explain", write(odd, data))[1]
+        assert "we none - 95 % ird.log" in out
+        assert "none - 95 %" not in out.split("\n")
+    err = run(write(odd, ""))[2]
+    assert err.count("\n") == 1
+    assert "we none - 95 % ird.log: it is empty" in err
+
+
 def test_a_file_whose_name_is_a_dash(run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "-", OOM)

@@ -40,9 +40,10 @@ class Unread:
 
     def __str__(self) -> str:
         """Return it as a person reads it."""
+        name = " ".join(self.name.splitlines())  # a file may be called so that it looks like a line of ours
         if not self.read_bytes:
-            return f"cannot read {self.name}: {self.why}"
-        return f"{self.name} is read only in part, its first {_size_text(self.read_bytes)}: {self.why}"
+            return f"cannot read {name}: {self.why}"
+        return f"{name} is read only in part, its first {_size_text(self.read_bytes)}: {self.why}"
 
 
 class UnusableError(Exception):
