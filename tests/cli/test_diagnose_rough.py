@@ -226,6 +226,51 @@ def test_a_text_that_is_no_log_is_no_health(run, tmp_path) -> None:
     assert run(str(tmp_path))[0] == 2
 
 
+PROSE = (
+    "# How to\n\nWhen you see `CUDA out of memory. Tried to allocate 2.00 GiB` use less.\n"
+    + "It is so.\n" * 60
+)
+
+
+def asked_both_ways(run, path: Path, text: str) -> list[tuple[str, float]]:
+    """Return cause and confidence of a text as a file, and as a line of a batch."""
+    found = json.loads(run("--json", write(path, text))[1])
+    batch = json.loads(run("--batch", stdin=json.dumps({"id": 1, "lines": text.split("\n")}).encode())[1])
+    return [(one["cause"], one["confidence"]) for one in (found, batch)]
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [
+        (PROSE, 0.6),
+        (
+            "| seen | means |\n|---|---|\n" + "| `CUDA out of memory. Tried to allocate 2.00 GiB` | full |\n",
+            0.6,
+        ),
+        ("of memory, he asks: '" + OOM.partition("] ")[2] + LONG[:50_000], 0.6),
+        (OOM + "It is so.\n" * 10, 0.95),
+        (OOM + LONG[:50_000], 0.95),
+        (OOM.partition("] ")[2], 0.95),
+        ("a layer was pulled\n" * 9_000 + OOM + LONG, 0.95),
+    ],
+    ids=["prose", "table", "cut", "pasted", "log", "line", "late"],
+)
+def test_prose_proves_nothing_and_a_batch_judges_as_a_file_does(run, tmp_path, text, confidence) -> None:
+    assert asked_both_ways(run, tmp_path / "text", text) == [("cuda_oom", confidence)] * 2
+
+
+def test_pages_beside_logs_are_passed_over(run, tmp_path) -> None:
+    write(tmp_path / "README.md", PROSE + "It failed: an error is in view.\n")
+    write(tmp_path / "serve.log", QUIET)
+    assert run(str(tmp_path))[:2] == (0, "nothing wrong found\n")
+    page = write(tmp_path / "CHANGELOG.md", "# Changes\n\n- a failed trial falls back\n")
+    status, out, err = run(page)
+    assert (status, out) == (2, "")
+    assert "no line of it looks like a log" in err
+    write(tmp_path / "run.md", OOM)
+    assert run(str(tmp_path))[0] == 1, "a log is one whatever it is called"
+
+
 def test_a_long_other_text_before_a_log_does_not_hide_it(run, tmp_path) -> None:
     assert run(write(tmp_path / "log", "a layer was pulled\n" * 9_000 + QUIET + LONG))[0] == 2
     began = "(APIServer pid=7) INFO 11-30 01:58:31 [api_utils.py:286] non-default args: {'model': 'x'}\n"
@@ -403,6 +448,17 @@ def test_wrong_usage_is_refused(run, tmp_path, monkeypatch, arguments, said) -> 
     assert (status, out) == (2, "")
     assert said in err
     assert "\x1b" not in err
+
+
+def test_the_name_of_a_file_cannot_be_a_line_of_the_report(run, tmp_path) -> None:
+    odd = tmp_path / "we\nnone - 95 %\nird.log"
+    for data in (OOM, gzip.compress((OOM + LONG).encode())[:-20]):
+        out = run("--explain", write(odd, data))[1]
+        assert "we none - 95 % ird.log" in out
+        assert "none - 95 %" not in out.split("\n")
+    err = run(write(odd, ""))[2]
+    assert err.count("\n") == 1
+    assert "we none - 95 % ird.log: it is empty" in err
 
 
 def test_a_file_whose_name_is_a_dash(run, tmp_path, monkeypatch) -> None:

@@ -69,8 +69,16 @@ KV = [
         "# GPU blocks: 512, # CPU blocks: 2048",
     )
 ]
+exceptions = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "(Worker_TP1 pid=9) INFO 11-30 01:58:34 [g.py:1] ", "ray.exceptions.RayTaskError("]),
+    st.sampled_from(["", "grpc.", "a_b."]),
+    st.sampled_from(["RpcException", "KeyError", "DeviceFault", "EarlyExit", "AnError", "HTTPException"]),
+    st.sampled_from(["", ":", ": gone", "):", "): ray::f()", ")", " ", " gone"]),
+)
 lines = st.one_of(
     near_misses,
+    exceptions,
     st.sampled_from(KV),
     st.sampled_from(
         [
@@ -133,6 +141,16 @@ def test_what_one_rank_lacks_is_told_though_the_other_has_it(line: str, other: s
         batch = Intake("a", CATALOGUE, read_line).feed("serve log", UnitName.SERVE, 1, block, 1.0)
         assert [s.id for s in batch.signals] == ["kv_cache_negative"]
         assert assess(block, SIEVE)[0].diagnosis.cause == "kv_cache_too_small"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["grpc.RpcException: gone", "KeyError", "AnException", "ray.exceptions.RayTaskError(KeyError): ray::f()"],
+)
+def test_an_exception_that_nobody_knows_is_found_whatever_it_is_called(line: str) -> None:
+    quiet = "INFO 11-30 01:58:34 [b.py:2] nothing of note\n" * 600
+    for text in (f"{line}\n{quiet}", f"{quiet}{line}\n", f"{quiet}{line}"):
+        assert assess(text.encode(), SIEVE)[0].diagnosis.cause == "unknown"
 
 
 def test_only_lines_that_matter_are_read() -> None:

@@ -4,10 +4,6 @@ import pytest
 
 from signals import replay
 from signals.replay import ONE_HOST, Log
-from sparkd.engines.lines import read_line
-from sparkd.intake.sieve import Sieve
-from sparkd.intake.whole import Origin, WholeLog
-from sparkd.signals.assess import Assessment, assess
 from sparkd.signals.model import Diagnosis, Proof, Signal
 from sparkd.words import Phase, UnitName
 
@@ -179,61 +175,3 @@ def test_a_silent_peer_is_lost_where_it_was_observed() -> None:
 )
 def test_rays_own_logs(file: str, cause: str) -> None:
     assert replay.diagnose([ray(file)]).cause == cause
-
-
-def without_a_daemon(*logs: Log) -> Assessment:
-    """What `sparkctl diagnose` makes of the files as they are."""
-    sieve = Sieve(replay.CATALOGUE)
-    readers = [(WholeLog(Origin(log.file, log.node), sieve), replay.text_of(log.file)) for log in logs]
-    records = (record for reader, text in readers for record in reader.records([text.encode()]))
-    return assess(records, replay.CATALOGUE, replay.TWO_NODES, read_line)
-
-
-@pytest.mark.parametrize(("file", "cause", "phase", "node"), SINGLE, ids=[row[0] for row in SINGLE])
-def test_one_log_without_a_daemon(file: str, cause: str, phase: Phase | None, node: str | None) -> None:
-    check(without_a_daemon(Log(file)).diagnosis, cause, phase, node)
-
-
-@pytest.mark.parametrize("file", HEALTHY)
-def test_a_healthy_log_without_a_daemon(file: str) -> None:
-    assert without_a_daemon(Log(file)).diagnosis.cause in {"none", "clean_shutdown"}
-
-
-@pytest.mark.parametrize(
-    ("files", "cause", "phase"),
-    [
-        (
-            [
-                Log("vllm-fail-ray-oom-kill.log"),
-                raylet("ray-oom-raylet-out-vllm-worker-nodeA.log"),
-                raylet("ray-oom-raylet-out-vllm-worker-nodeB.log", "spark-b"),
-            ],
-            "ray_oom_kill",
-            Phase.SERVING,
-        ),
-        (
-            [
-                Log("vllm-fail-mp-nnodes2-remote-worker-sigkill-rank0.log"),
-                Log("vllm-fail-mp-nnodes2-remote-worker-sigkill-rank1.log", "spark-b"),
-            ],
-            "worker_process_died",
-            Phase.SERVING,
-        ),
-        ([Log("s03b_oom_kv_alloc.serve.log")], "cuda_oom", Phase.ALLOCATING_KV_CACHE),
-        ([Log("s04_free_mem_less.serve.log")], "startup_free_memory_too_low", Phase.INIT_DISTRIBUTED),
-        (
-            [Log("s06_ray_oom_kill_v2.serve.log"), raylet("s06_ray_oom_kill_v2.raylet.out")],
-            "ray_oom_kill",
-            Phase.SERVING,
-        ),
-        ([Log("s07_kill_worker_v2.serve.log")], "worker_process_died", Phase.SERVING),
-    ],
-    ids=lambda value: value[0].file if isinstance(value, list) else None,
-)
-def test_several_logs_without_a_daemon(files: list[Log], cause: str, phase: Phase) -> None:
-    check(without_a_daemon(*files).diagnosis, cause, phase, None)
-
-
-def test_a_stop_that_the_engine_outlived_is_no_cause_without_a_daemon() -> None:
-    """The worker was let go on after a minute, and the engine served."""
-    assert without_a_daemon(Log("s08_sigstop_worker_v2.serve.log")).diagnosis.cause == "none"

@@ -24,6 +24,25 @@ LOST = {
     "words": {"NV_ERR_NO_MEMORY", "Finished server process", "Using the loopback"},
     "joined": {"NV_ERR_NO_MEMORY", "Finished server process", "> "},
 }
+# What a page wrapped is understood in a short text only, and so is what fails in words that no signature has.
+SHORT_ONLY = (
+    "Tried to",
+    "than desired GPU memory utilization (0.9,",
+    "on startup is less than",
+    "KV cache is needed, which is",
+    "unhandled system",
+    "socketStartConnect: Connect",
+    "vendor err 129 ( Recv )",
+    "> RuntimeError: Version mismatch:",
+    "Connection closed by",
+    "does not recognize this",
+    "in forked",
+    "fatal: something broke",
+    'File "/srv/x.py", line 7, in <module>',
+    "DESTROY_EQ(0x302) timeout. Will cause a leak of a command resource",
+)
+LONG = [c for c in (*VARIANTS, *CASES) if not any(line.endswith(SHORT_ONLY) for line in c.lines)]
+DULL = [f"INFO 11-30 05:00:00 [x.py:1] dull line {number}" for number in range(600)]
 HARMLESS = "ERROR 11-30 04:00:00 [usage_lib.py:1] a thing that does not matter happened"
 
 
@@ -85,6 +104,12 @@ def test_wrapped(case: Case, change: str) -> None:
 def test_after_another_error(case: Case) -> None:
     found = diagnosed([HARMLESS, *case.lines])
     assert found.cause == case.cause or (case.cause, found.cause) == ("none", "unknown")
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def test_the_cause_does_not_depend_on_the_length_of_the_log(case: Case) -> None:
+    for lines in ([*case.lines, *DULL], [*DULL, *case.lines]):
+        assert diagnosed(lines).cause == case.cause
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if len(c.lines) > 1], ids=lambda case: case.name)

@@ -30,7 +30,8 @@ def short(text: str) -> str:
 
 
 def short_source(name: str) -> str:
-    """Return what a log is called; of a long path only its last part."""
+    """Return what a log is called, on one line; of a long path only its last part."""
+    name = " ".join(name.splitlines())
     path, slash, rest = name.rpartition("/")
     return f"…/{rest}" if slash and path and len(name) > SOURCE_CHARS_MAX else name
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 
-from sparkd.intake.files import LogFile, NoLogError, UnusableError
+from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
 from sparkd.intake.heads import is_cut, is_log
 from sparkd.intake.heads import lines_of as head_lines
 from sparkd.intake.lines import HEAD_BYTES
+from sparkd.intake.opening import allow
 from sparkd.intake.sieve import Sieve, read_phase
 from sparkd.intake.whole import Fragment, Origin, WholeLog
 from sparkd.intake.whose import places_of
 from sparkd.signals import pasted
 from sparkd.signals.assess import Assessment, Assessor
 from sparkd.signals.catalogue import Catalogue, of_signatures
-from sparkd.signals.causes import NONE
+from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.match import Places
 from sparkd.signals.model import Proof, Record
 
@@ -28,8 +27,14 @@ OTHER_TEXT = (
     "no line of it looks like a log of vLLM, Ray, the kernel or a collector: give what the program printed "
     "(journalctl -b, docker logs NAME, a folder with its logs)"
 )
-# So many logs are read side by side, in the order of their times; more are read one after the other.
-TOGETHER_MAX = 16
+# What is called so and reads as no log is none, and is passed over where nobody named it.
+PAGES = frozenset(
+    ".md .rst .adoc .html .htm .py .sh .toml .yaml .yml README LICENSE CHANGELOG".split()  # noqa: SIM905
+)
+# A record, and whether it may not be what it looks like.
+_Heard = tuple[Record, bool]
+# All logs are read side by side, in the order of their times: all hold so much, each of them at least a head.
+TOGETHER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,44 @@ class NamedLog:
         return Origin(self.file.name, self.node)
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One text, of which the beginning was looked at; *cut* tells that its first line is the rest of one."""
+
+    origin: Origin
+    head: bytes
+    lines: Sequence[str]
+    reader: WholeLog
+    cut: bool
+    is_log: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing comes after the head."""
+        return len(self.head) < HEAD_BYTES
+
+    @property
+    def reads_as_log(self) -> bool:
+        """Whether it is a log, as its head or what was read behind its head shows."""
+        return self.is_log or (not self.is_whole and self.reader.headed)
+
+    def records(self, chunks: Iterable[bytes]) -> Iterator[_Heard]:
+        """Yield the records, each with whether it is doubted.
+
+        What stands in prose is quoted, of whatever; behind a long head of prose a log may follow.
+        """
+        for record in self.reader.records(chunks):
+            quoted = not self.is_log and (self.is_whole or not (record.level or record.process))
+            yield record, quoted or isinstance(record, Fragment)
+
+    def short(self) -> Record | None:
+        """Return all of a text that is short enough to have been pasted."""
+        text = self.head.partition(b"\n")[2] if self.cut else self.head
+        if not self.is_whole or len(text) > pasted.CHARS_MAX or text.count(b"\n") > pasted.LINES_MAX:
+            return None
+        return Record(self.origin.source, self.origin.node or "", text.decode("utf-8", "replace"))
+
+
 class Diagnoser:
     """Holds what all readings share: the catalogue and the sieve made from it."""
 
@@ -57,50 +100,41 @@ class Diagnoser:
 
         Raises NoLogError where none can be used, or where nothing wrong is found in what is no log.
         """
-        heads = _heads(logs)
-        usable = [log for log, _ in heads]
-        lines = [head_lines(head) for _, head in heads]
-        cut = [is_cut(of_one) for of_one in lines]
-        readers = [
-            WholeLog(log.origin, self._sieve, cut=is_part) for log, is_part in zip(usable, cut, strict=True)
-        ]
-        streams = [reader.records(log.file.chunks()) for reader, log in zip(readers, usable, strict=True)]
-        places = places_of(
-            (log.origin, "\n".join(of_one).encode()) for log, of_one in zip(usable, lines, strict=True)
-        )
-        alone = heads[0][1] if len(heads) == 1 and len(heads[0][1]) < HEAD_BYTES else None
-        whole = None if alone is None else _short(usable[0].origin, _without_rest(alone, is_part=cut[0]))
-        found = self._assess(_together(streams), places, readers, whole)
-        if found.diagnosis.cause == NONE:
-            are_logs = [
-                is_log(of_one, self._catalogue) or (len(head) >= HEAD_BYTES and reader.headed)
-                for of_one, (_, head), reader in zip(lines, heads, readers, strict=True)
-            ]
-            _refuse_other_texts(usable, are_logs)
+        begun = [(log, self._begun(log.origin, head)) for log, head in _heads(logs)]
+        usable = [(log, text) for log, text in begun if log.file.named or not _is_page(log.file, text)]
+        if not usable:
+            raise begun[0][0].file.refuse(OTHER_TEXT)
+        texts = [text for _, text in usable]
+        found = self._assess(texts, _together(usable))
+        pages = all(_is_page(log.file, text) for log, text in usable)
+        if found.diagnosis.cause == NONE or (found.diagnosis.cause == UNKNOWN and pages):
+            _refuse_other_texts([log for log, _ in usable], [text.reads_as_log for text in texts])
         return found
 
     def lines(self, lines: Iterable[str], source: str = "log") -> Assessment:
         """Return what the lines of one log say."""
-        text = "\n".join(lines).encode("utf-8", "replace")
-        origin = Origin(source)
-        reader = WholeLog(origin, self._sieve)
-        places = places_of([(origin, text[:HEAD_BYTES])])
-        return self._assess(reader.records([text]), places, [reader], _short(origin, text))
+        whole = "\n".join(lines).encode("utf-8", "replace")
+        text = self._begun(Origin(source), whole[:HEAD_BYTES])
+        return self._assess([text], text.records([whole]))
 
-    def _assess(
-        self, records: Iterable[Record], places: Places, readers: Sequence[WholeLog], whole: Record | None
-    ) -> Assessment:
-        """Return what *records* say; *whole* is all their text, where that is short."""
-        assessor = Assessor(self._catalogue, places, read_phase)
-        for record in records:
-            if isinstance(record, Fragment):
-                assessor.catalogue = self._doubting
+    def _begun(self, origin: Origin, head: bytes) -> _Text:
+        lines = head_lines(head)
+        cut = is_cut(lines)
+        reader = WholeLog(origin, self._sieve, cut=cut)
+        return _Text(origin, head, lines, reader, cut=cut, is_log=is_log(lines, self._catalogue))
+
+    def _assess(self, texts: Sequence[_Text], records: Iterable[_Heard]) -> Assessment:
+        """Return what *records* say, and one text that is short when it is read as a whole."""
+        assessor = Assessor(self._catalogue, _places(texts), read_phase)
+        for record, doubted in records:
+            assessor.catalogue = self._doubting if doubted else self._catalogue
             assessor.add(record)
-            assessor.catalogue = self._catalogue
+        whole = texts[0].short() if len(texts) == 1 else None
+        assessor.catalogue = self._catalogue if texts[0].is_log else self._doubting
         found = assessor.finish() if whole is None else assessor.reread(whole)
         noise = Counter(dict(found.noise))
-        for reader in readers:
-            noise.update(reader.harmless)
+        for text in texts:
+            noise.update(text.reader.harmless)
         return replace(found, noise=tuple(noise.most_common()), noise_count=noise.total())
 
     @cached_property
@@ -143,19 +177,18 @@ def _refuse_other_texts(logs: Sequence[NamedLog], are_logs: Sequence[bool]) -> N
         raise others[0].refuse(OTHER_TEXT)
 
 
-def _without_rest(head: bytes, *, is_part: bool) -> bytes:
-    return head.partition(b"\n")[2] if is_part else head
+def _is_page(file: LogFile, text: _Text) -> bool:
+    """Return whether a text is no log by its name, and reads as none."""
+    return not text.is_log and (file.path.suffix.lower() in PAGES or file.path.stem.upper() in PAGES)
 
 
-def _short(origin: Origin, text: bytes) -> Record | None:
-    """Return all of a text that is short enough to have been pasted."""
-    if len(text) > pasted.CHARS_MAX or text.count(b"\n") > pasted.LINES_MAX:
-        return None
-    return Record(origin.source, origin.node or "", text.decode("utf-8", "replace"))
+def _places(texts: Sequence[_Text]) -> Places:
+    return places_of((text.origin, "\n".join(text.lines).encode()) for text in texts)
 
 
-def _together(streams: Sequence[Iterator[Record]]) -> Iterable[Record]:
-    """Return records of several logs: of a few in the order of their times, of many log after log."""
-    if len(streams) == 1 or len(streams) > TOGETHER_MAX:
-        return itertools.chain.from_iterable(streams)
-    return heapq.merge(*streams, key=attrgetter("at_s"))
+def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterable[_Heard]:
+    """Return the records of all *logs* in the order of their times."""
+    allow(len(logs))
+    piece_bytes = min(CHUNK_BYTES, max(HEAD_BYTES, TOGETHER_BYTES // len(logs)))
+    streams = [text.records(log.file.chunks(piece_bytes)) for log, text in logs]
+    return heapq.merge(*streams, key=lambda heard: heard[0].at_s)

@@ -86,38 +86,42 @@ class LogFile:
 
     def head(self) -> bytes:
         """Return the first bytes. Raises NoLogError where the file is no log."""
-        chunks = self._read()
+        chunks = self._read(CHUNK_BYTES if self.once else HEAD_BYTES)
         head = next(chunks, b"")
         if self.once:
             self._begun = (head, chunks)
         return head
 
-    def chunks(self) -> Iterator[bytes]:
-        """Return the log's bytes, unpacked and as UTF-8. Raises NoLogError, at the latest at the first."""
+    def chunks(self, piece_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """Return the log's bytes, unpacked and as UTF-8. Raises NoLogError, at the latest at the first.
+
+        Args:
+            piece_bytes: so much of a file is read at once; a stream has begun with pieces of its own.
+        """
         if self._begun is not None:
             head, rest = self._begun
             return itertools.chain([head], rest)
-        return self._read()
+        return self._read(piece_bytes)
 
     def refuse(self, why: str) -> NoLogError:
         """Return that it is no log, and why."""
         return NoLogError(Unread(self.name, why))
 
-    def _read(self) -> Iterator[bytes]:
+    def _read(self, piece_bytes: int) -> Iterator[bytes]:
         try:
-            yield from _decoded(self._bytes(), HOLE_BYTES_MAX if self.once else sys.maxsize)
+            yield from _decoded(self._bytes(piece_bytes), HOLE_BYTES_MAX if self.once else sys.maxsize)
         except _NoTextError as error:
             if isinstance(error, _ArchiveError):
                 self.unread = self.unread or Unread(self.name, str(error))
             raise (self.refuse(str(error)) if self.unread is None else NoLogError(self.unread)) from None
 
-    def _bytes(self) -> Iterator[bytes]:
+    def _bytes(self, piece_bytes: int) -> Iterator[bytes]:
         """Yield the unpacked bytes as far as they go; what stands against the rest is in `unread`."""
         read = 0
         try:
             name = str(self.path)
             with opened(f"./{STDIN}" if name == STDIN and not self.once else name) as stream:
-                for chunk in unpacked(self._checked(_read_on(stream, once=self.once))):
+                for chunk in unpacked(self._checked(_read_on(stream, piece_bytes, once=self.once))):
                     yield chunk
                     read += len(chunk)
                     if self.once and read > STREAM_BYTES_MAX:
@@ -256,16 +260,16 @@ def _is_blank(chunk: bytes) -> bool:
     return chunk.count(0) == len(chunk) or not chunk.strip(_BLANK)
 
 
-def _read_on(stream: IO[bytes], *, once: bool) -> Iterator[bytes]:
-    """Yield large pieces; of a stream that is interrupted (Ctrl-C) what has come is not lost."""
+def _read_on(stream: IO[bytes], piece_bytes: int, *, once: bool) -> Iterator[bytes]:
+    """Yield pieces of that size; of a stream that is interrupted (Ctrl-C) what has come is not lost."""
     if not once or not isinstance(stream, (io.BufferedReader, io.BytesIO)):
-        yield from iter(lambda: stream.read(CHUNK_BYTES), b"")
+        yield from iter(lambda: stream.read(piece_bytes), b"")
         return
     held = bytearray()
     try:
-        while piece := stream.read1(CHUNK_BYTES):
+        while piece := stream.read1(piece_bytes):
             held += piece
-            if len(held) >= CHUNK_BYTES:
+            if len(held) >= piece_bytes:
                 yield bytes(held)
                 held.clear()
     except KeyboardInterrupt:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
 
 from sparkd.intake.forms import Plain, is_headed
 from sparkd.intake.lines import clean, text_of
@@ -15,10 +18,13 @@ from sparkd.signals.model import Record
 
 # Of a log that nothing else is mixed into nearly every line is headed; of prose with a quoted line few are.
 LOG_SHARE = 0.05
+# Prose quotes what logs say; where so many lines are known words, a log was cut down to them.
+KNOWN_SHARE = 0.5
 # So many of the lines after the first one are looked at, at least and at most, and so many must be headed for
 # a first line that is not to be the rest of one.
 NEIGHBOURS_MIN, NEIGHBOURS_MAX = 8, 100
 NEIGHBOURS_SHARE = 0.9
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)")
 _TRACEBACK = ('File "', "Traceback (most recent call last):")
 
 
@@ -31,8 +37,9 @@ def lines_of(head: bytes) -> list[str]:
 
 def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:
     """Return whether lines are of a log that is understood here, and not prose, a table, or another file."""
-    known = sum(is_headed(line) or _is_known(line, catalogue) for line in lines)
-    return known > 0 and known >= LOG_SHARE * len(lines)
+    return _are(lines, LOG_SHARE, lambda line: is_headed(line) or _is_own(line)) or _are(
+        lines, KNOWN_SHARE, lambda line: _is_known(line, catalogue)
+    )
 
 
 def is_cut(lines: Sequence[str]) -> bool:
@@ -48,8 +55,20 @@ def is_cut(lines: Sequence[str]) -> bool:
     return sum(map(is_headed, neighbours)) >= NEIGHBOURS_SHARE * len(neighbours)
 
 
+def _are(lines: Sequence[str], share: float, what: Callable[[str], bool]) -> bool:
+    """Return whether so large a share of *lines* is *what*; no more of them are asked than are needed."""
+    wanted = max(1, math.ceil(share * len(lines)))
+    return sum(1 for _ in itertools.islice(filter(what, lines), wanted)) == wanted
+
+
+def _is_own(line: str) -> bool:
+    """Return whether a line is by its form one of a program's: of a traceback, an exception, a phase."""
+    body = wrapping.unwrap(line).body
+    if body.lstrip().startswith(_TRACEBACK) or read_phase(body) is not None:
+        return True
+    return _RAISED.match(body) is not None
+
+
 def _is_known(line: str, catalogue: Catalogue) -> bool:
     body = wrapping.unwrap(line).body
-    if body.lstrip().startswith(_TRACEBACK):
-        return True
-    return read_phase(body) is not None or bool(recognise(Record("log", "", body), catalogue))
+    return _is_own(line) or bool(recognise(Record("log", "", body), catalogue))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
 import sys
 import time
@@ -18,6 +19,8 @@ _DEVICE = "it is a device or a socket, no log: name a file, or pipe a log in"
 # So long a FIFO waits for somebody who writes to it.
 WRITER_WAIT_S = 10.0
 _POLL_S = 0.01
+# What else a program has open: its own streams, modules, a folder that is listed.
+_SPARE_FILES = 64
 _OWN = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d+")
 
 
@@ -37,9 +40,10 @@ class Unread:
 
     def __str__(self) -> str:
         """Return it as a person reads it."""
+        name = " ".join(self.name.splitlines())  # a file may be called so that it looks like a line of ours
         if not self.read_bytes:
-            return f"cannot read {self.name}: {self.why}"
-        return f"{self.name} is read only in part, its first {_size_text(self.read_bytes)}: {self.why}"
+            return f"cannot read {name}: {self.why}"
+        return f"{name} is read only in part, its first {_size_text(self.read_bytes)}: {self.why}"
 
 
 class UnusableError(Exception):
@@ -105,6 +109,16 @@ def opened(name: str) -> IO[bytes]:
     if number is not None:
         return os.fdopen(os.dup(number), "rb")
     return _fifo(name)
+
+
+def allow(count: int) -> None:
+    """Let *count* files be open at once, as far as the system lets its users raise the limit themselves."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 def _fifo(name: str) -> IO[bytes]:

@@ -28,6 +28,7 @@ PHASE_WORDS = (
     "Received request ",
     "Added request ",
     "Decode batch",
+    "Decode out of memory happened",
     "Prefill batch",
 )
 # The size of the KV cache: each counts, since one that is not above zero changes nothing.
@@ -36,8 +37,10 @@ KV_WORDS = (
     "GiB memory for KV Cache as specified",
     " GiB for KV cache on node",
 )
-# What is evidence without a signature: an exception that nobody knows, and the frames above one.
-_EXCEPTION = "Error: "
+# What is evidence without a signature: an exception that nobody knows (in each form that
+# `exceptions.raised_in` sees), and the frames above one.
+_KINDS = ("Error", "Exception", "Exit", "Interrupt", "Fault", "Unavailable")
+EXCEPTIONS = tuple(kind + end for kind in _KINDS for end in (":", "\n", "):", ")\n"))
 SLOW_BYTES_MAX = 1 << 20
 FRAMES = ('", line ',)
 
@@ -70,7 +73,7 @@ class Sieve:
     """Finds the words of *catalogue*, of reports, and of phases."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        words = dict.fromkeys((_EXCEPTION, *OPENERS, *FRAMES, *KV_WORDS, *catalogue.telling_literals))
+        words = dict.fromkeys((*EXCEPTIONS, *OPENERS, *FRAMES, *KV_WORDS, *catalogue.telling_literals))
         harmless = [text for text in catalogue.literals if text not in words]
         phases = [text for text in dict.fromkeys(PHASE_WORDS) if text not in words and text not in harmless]
         self._harmless, self._phases = len(words), len(words) + len(harmless)
