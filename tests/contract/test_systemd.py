@@ -25,7 +25,7 @@ from sparkd.core.events import (
 from sparkd.engines.digest import node_digest
 from sparkd.words import Settings, Stamp
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nodes]
 UNIT = service(SERVE)
 
 

@@ -18,7 +18,7 @@ from sparkd.core.events import (
     UnitUnkillable,
 )
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nodes]
 
 
 @pytest.mark.parametrize(

@@ -363,7 +363,9 @@ def install(made: Node, config: str) -> None:
         open_way(made, path)
     if interpreter.is_relative_to("/root") or interpreter.is_relative_to("/home"):
         # Here Python itself may lie below a home, which the daemon's sandbox hides.
-        made.write("/etc/systemd/system/sparkd.service.d/python.conf", "[Service]\nProtectHome=read-only\n")
+        for unit in ("sparkd", "sparkd-guard"):
+            path = f"/etc/systemd/system/{unit}.service.d/python.conf"
+            made.write(path, "[Service]\nProtectHome=read-only\n")
 
 
 def group_roots(made: Node) -> tuple[pathlib.Path, ...]:

@@ -41,6 +41,7 @@ def same_python() -> bool:
 
 
 pytestmark = [
+    pytest.mark.nodes,
     pytest.mark.process,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(nspawn.missing()), reason=nspawn.missing() or "-"),

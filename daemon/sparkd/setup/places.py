@@ -35,6 +35,7 @@ STATE_DIRS = (
     ENGINE_HOME,
     "/var/tmp/sparkd-ray",  # noqa: S108
     "/run/sparkd",
+    "/run/sparkd-guard",
 )
 
 
