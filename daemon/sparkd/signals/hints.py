@@ -46,7 +46,7 @@ def hints_of(signals: Sequence[Signal], exits: Sequence[UnitExit]) -> tuple[Sign
 
 
 def _is_beside(signal: Signal, raised: Sequence[Signal]) -> bool:
-    """Return whether *signal* is no part of an exception that was *raised*: one may go on in the next line."""
+    """Return whether *signal* is no part of an exception that was *raised*, which its next line may be."""
     own = any(
         (s.writer, s.source) == (signal.writer, signal.source) and 0.0 <= signal.at_s - s.at_s < TIE_S
         for s in raised
