@@ -24,6 +24,8 @@ KNOWN_SHARE = 0.5
 # a first line that is not to be the rest of one.
 NEIGHBOURS_MIN, NEIGHBOURS_MAX = 8, 100
 NEIGHBOURS_SHARE = 0.9
+# What a page puts around lines of a log.
+_FENCE = "```"
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)")
 _TRACEBACK = ('File "', "Traceback (most recent call last):")
 
@@ -37,6 +39,7 @@ def lines_of(head: bytes) -> list[str]:
 
 def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:
     """Return whether lines are of a log that is understood here, and not prose, a table, or another file."""
+    lines = [line for line in lines if not line.lstrip().startswith(_FENCE)]
     return _are(lines, LOG_SHARE, lambda line: is_headed(line) or _is_own(line)) or _are(
         lines, KNOWN_SHARE, lambda line: _is_known(line, catalogue)
     )
