@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +94,18 @@ def test_what_is_no_incident_is_refused_with_what_to_do(tmp_path, capsys, text, 
 def test_a_file_that_is_not_there_is_said(tmp_path, capsys) -> None:
     assert sparkctl.main(["replay", str(tmp_path / "none.json")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+RECORDED = sorted((Path(__file__).parents[1] / "sim" / "incidents").glob("*.json"))
+"""Incidents of the lab, with the real Ray and vLLM, as `make lab` keeps them in build/lab-incidents-1/."""
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_an_incident_of_the_lab_is_decided_as_it_was(path: Path, capsys) -> None:
+    """The file's name is its cause. Where a change decides otherwise on purpose, record the lab's new ones."""
+    assert sparkctl.main(["replay", str(path)]) == 0
+    assert f": {path.stem}, relaunch: the same as recorded" in capsys.readouterr().out
+
+
+def test_the_lab_has_left_incidents() -> None:
+    assert len(RECORDED) >= 2
