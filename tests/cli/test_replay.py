@@ -102,7 +102,7 @@ RECORDED = sorted((Path(__file__).parents[1] / "sim" / "incidents").glob("*.json
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_an_incident_of_the_lab_is_decided_as_it_was(path: Path, capsys) -> None:
-    """The file's name is its cause. Where a change decides otherwise on purpose, record the lab's new ones."""
+    """The file's name is its cause. Where a change decides otherwise on purpose, take the lab's new ones."""
     assert sparkctl.main(["replay", str(path)]) == 0
     assert f": {path.stem}, relaunch: the same as recorded" in capsys.readouterr().out
 
