@@ -25,7 +25,8 @@ test: setup
 	@bash tests/packages.sh mosquitto prometheus systemd systemd-container polkitd dbus iproute2
 	@bash tests/systemd_python.sh $(VENV)
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -n 2 --dist loadfile -m "not nodes and not real" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not nodes and not real" --ignore tests/process $(ARGS)
+	$(BIN)/pytest -m "not nodes" tests/process $(ARGS)
 	$(BIN)/pytest -m nodes $(ARGS)
 
 # The random worlds of tests/sim/chaos: the fixed seeds (in `make test`, too), or as many others as you like.
