@@ -125,6 +125,11 @@ class Settings:
     load_format: LoadFormat = LoadFormat.AUTO
 
 
+def differing(one: Settings, other: Settings) -> tuple[str, ...]:
+    """Return the names of the settings in which two differ, in their order."""
+    return tuple(f.name for f in fields(Settings) if getattr(one, f.name) != getattr(other, f.name))
+
+
 GIB = 1 << 30
 
 

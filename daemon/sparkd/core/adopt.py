@@ -11,13 +11,11 @@ generation proves its part, too; one that is heard without its part ends the gen
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from sparkd.core import fence, launch
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.state import Peer, Watch
 from sparkd.core.turn import Turn
-from sparkd.words import ENGINE, Phase, Settings, Stamp, UnitName
+from sparkd.words import ENGINE, Phase, Settings, Stamp, UnitName, differing
 
 FROM = (Phase.IDLE, Phase.WAITING, Phase.PAUSED)
 """Where a coordinator can be that has not ordered anything yet."""
@@ -103,11 +101,6 @@ def _settings(turn: Turn) -> Settings:
     """Return what the engine was started with: the API's unit says it, Ray's where only that runs yet."""
     order = list(UnitName)
     return max(turn.member.found, key=lambda found: order.index(found.unit)).settings
-
-
-def differing(one: Settings, other: Settings) -> tuple[str, ...]:
-    """Return the names of the settings in which two differ."""
-    return tuple(f.name for f in fields(Settings) if getattr(one, f.name) != getattr(other, f.name))
 
 
 def readdress(turn: Turn, intent: Intent) -> None:

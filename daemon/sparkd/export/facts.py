@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sparkd.core.policy import Policy
 from sparkd.core.state import Coordinator, Peer, State, Watch
-from sparkd.words import Phase, Settings
+from sparkd.words import Phase, Settings, differing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,7 @@ def settings_of(state: State) -> Settings | None:
 
 def changed(asked: Settings, in_force: Settings | None) -> list[str]:
     """Return the names of the settings in force that differ from those asked for."""
-    if in_force is None:
-        return []
-    return [name for name, value in asdict(asked).items() if getattr(in_force, name) != value]
+    return [] if in_force is None else list(differing(asked, in_force))
 
 
 def watch_of(state: State) -> Watch:
