@@ -7,30 +7,35 @@ and number) or what was measured for sparkd (runtime-facts); none comes from the
 
 from __future__ import annotations
 
+from sparkd.sizing.declared import BESIDE_BYTES as BESIDE_WEIGHTS_BYTES
+from sparkd.sizing.declared import (
+    DEFAULT_BATCHED_TOKENS,
+    DEVICE_RESERVE_BYTES,
+    DEVICE_USED_BYTES,
+    GRAPHS_BEYOND,
+    GRAPHS_BYTES,
+    HOST_BYTES,
+    LATE_BYTES,
+    LATE_DEVICE_BYTES,
+    NOISE_BYTES,
+)
 from sparkd.words import GIB, CudaGraph, Phase, Settings
 
-HOST_BYTES = int(4.5 * GIB)
-"""What Ray and vLLM hold on the node before vLLM's first snapshot, outside its accounting: Ray with
-dashboard 1 to 2 GiB, API server, engine core and worker 2 to 3 GiB (runtime-facts §1, §3); 5.6 GiB is
-reported on a Spark (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#118)."""
-
-LATE_BYTES = int(2.2 * GIB)
-"""What an engine takes on a unified node after its cache was sized, beside the graphs: the sampler's warm-up,
-growth of the host processes while they start and serve."""
-
-LATE_DEVICE_BYTES = int(0.4 * GIB)
-"""The same on a discrete GPU, where the host's growth is elsewhere: 1.4 GiB, graphs and all, at 0.95 of 31
-GiB (vllm#51590)."""
-
-GRAPHS_BEYOND = 0.5
-"""What graphs take above their estimate, as a share of it (vllm#57475; measured 0.27 of 0.32 GiB)."""
+__all__ = [
+    "BESIDE_WEIGHTS_BYTES",
+    "DEFAULT_BATCHED_TOKENS",
+    "DEVICE_RESERVE_BYTES",
+    "DEVICE_USED_BYTES",
+    "GRAPHS_BEYOND",
+    "GRAPHS_BYTES",
+    "HOST_BYTES",
+    "LATE_BYTES",
+    "LATE_DEVICE_BYTES",
+    "NOISE_BYTES",
+]
 
 LEAST_REST_BYTES = GIB
 """What surely still comes after a reading, where a projection says the rest."""
-
-BESIDE_WEIGHTS_BYTES = int(2.2 * GIB)
-"""What vLLM finds in use beside weights, activations and graphs: CUDA context, NCCL, workspaces; on unified
-memory the host's growth meanwhile. 0.2 to 3.6 GiB of "non_torch_memory" (vllm#10511, #14447)."""
 
 STEP_BYTES = GIB // 2
 STEP_BYTES_PER_TOKEN = int(0.2 * GIB) // 1024
@@ -39,15 +44,6 @@ models."""
 
 STEP_BYTES_MAX = 5 * GIB
 """Above it a step's peak is an outlier, which no table foretells (36 GiB: vllm#12126)."""
-
-GRAPHS_BYTES = {
-    CudaGraph.FULL: int(1.4 * GIB),
-    CudaGraph.PIECEWISE: int(0.8 * GIB),
-    CudaGraph.REDUCED: int(0.3 * GIB),
-    CudaGraph.NONE: 0,
-}
-"""Pools of 0.4 GiB (16 sizes, gpustack/runner#251), 1.7 GiB (GB10, AEON-7/vllm-ultimate-dgx-spark#9) and 8.4
-GiB (vllm#49475) are reported; between the modes by the number of graphs."""
 
 SURE_GRAPHS_BYTES = {
     CudaGraph.PIECEWISE: int(0.3 * GIB),
@@ -59,19 +55,6 @@ SURE_GRAPHS_BYTES = {
 SURE_BYTES_PER_TOKEN = int(0.07 * GIB) // 1024
 """What a token less in a step surely frees: about a third of `STEP_BYTES_PER_TOKEN`; 0.37 GiB a step is
 reported for a quantised model (vllm#14447)."""
-
-NOISE_BYTES = int(0.4 * GIB)
-"""How much the memory that vLLM finds differs from start to start on unified memory: its frees are
-system-wide (runtime-facts §4; 101.3 to 102.2 GiB over fresh boots: GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47)."""
-
-DEVICE_USED_BYTES = GIB // 2
-"""What a discrete GPU holds before vLLM starts: other processes, a display."""
-
-DEVICE_RESERVE_BYTES = GIB // 2
-"""What the driver keeps of a discrete GPU's memory."""
-
-DEFAULT_BATCHED_TOKENS = 2048
-"""vLLM 0.32's default for the API server where the device's memory size is unknown (engine/arg_utils.py)."""
 
 REST: dict[Phase, tuple[float, float]] = {
     Phase.ALLOCATING_KV_CACHE: (1.8, 0.7),

@@ -1,6 +1,6 @@
 """Amounts that no header tells: typical values, each with its source. What was measured replaces them.
 
-Those that the memory ladder uses, too, are the same numbers; a test holds the two together.
+The memory ladder (`core.spikes`) takes those that it uses, too, from here.
 """
 
 from __future__ import annotations
