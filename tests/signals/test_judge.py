@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparkd.signals.causes import CAUSES
 from sparkd.signals.judge import judge, weigh
-from sparkd.signals.model import Evidence, Proof, Quantity, Signal, UnitExit
+from sparkd.signals.model import Evidence, Proof, Quantity, Signal, UnitExit, Work
 from sparkd.signals.precedence import ORDER
 from sparkd.words import GIB, Phase, UnitName
 
@@ -393,3 +393,32 @@ def test_what_a_killed_engines_children_say_after_our_fence_is_our_own_doing() -
         fence_at_s=100.0,
     )
     assert judge(asked).cause == "clean_shutdown"
+
+
+def _unreachable(at_s: float) -> Signal:
+    return Signal(
+        id="observed_gcs_unreachable",
+        cause="ray_gcs_unreachable",
+        proof=Proof.PROVES,
+        node="spark-a",
+        source="sparkd",
+        quote="Ray's head has not answered for 60 s",
+        at_s=at_s,
+        generation=1,
+        fatal=True,
+    )
+
+
+def test_work_that_is_seen_until_our_own_fence_acquits_nothing_that_led_to_it() -> None:
+    late = Work("spark-a", "sparkd", 104.0)
+    ended = Evidence(signals=(_unreachable(100.0),), phase=Phase.SERVING, fence_at_s=100.0, works=(late,))
+    assert judge(ended).cause == "ray_gcs_unreachable"
+
+
+def test_what_the_engine_worked_on_after_for_minutes_did_not_lead_to_our_fence() -> None:
+    works = (Work("spark-a", "sparkd", 190.0),)
+    found = judge(
+        Evidence(signals=(_unreachable(100.0),), phase=Phase.SERVING, fence_at_s=200.0, works=works)
+    )
+    assert found.cause == "unknown"
+    assert "sparkd ended the engine" in found.explanation

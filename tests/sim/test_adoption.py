@@ -9,7 +9,7 @@ import pytest
 from sim.world import MP, World, serving
 from sparkd.core import commands as co
 from sparkd.core import events as ev
-from sparkd.core.records import IncidentOpened, PhaseChanged, Verified
+from sparkd.core.records import IncidentOpened, Kept, PhaseChanged, Verified
 from sparkd.core.state import Remembered
 from sparkd.words import Phase, Settings, Stamp, UnitName
 
@@ -153,9 +153,17 @@ def test_a_head_that_has_forgotten_everything_takes_over_with_the_settings_of_th
 
 def test_an_older_generation_than_the_newest_seen_is_not_taken_over() -> None:
     world = in_phase(Phase.SERVING)
-    world.restart_daemon("spark-a", seen=Stamp(1, 2))
+    world.restart_daemon("spark-a", seen=Stamp(1, 2), kept=Kept())
     world.run_until(lambda: world.generation == 3)
     assert {node for node, _ in world.stops} == {"spark-a", "spark-b"}
+
+
+def test_what_this_head_led_last_is_taken_over_whatever_old_messages_tell() -> None:
+    world = in_phase(Phase.SERVING)
+    world.restart_daemon("spark-a", seen=Stamp(1, 7))
+    world.run_until(serving(world))
+    lead = world.head.state.coordinator
+    assert (lead.generation, lead.epoch, world.stops) == (1, 2, [])
 
 
 def test_what_was_ordered_to_end_is_not_taken_over() -> None:

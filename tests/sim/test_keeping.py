@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.world import GIB, TOTAL_BYTES, World, serving
+from sim.world import GIB, TOTAL_BYTES, Proc, Sim, World, serving
 from sparkd.core import events as ev
 from sparkd.core.context import context_to_keep
 from sparkd.core.messages import UnitState
@@ -53,9 +53,14 @@ def ask(world: World, verb: ev.Verb) -> None:
 
 
 def failing_at_load(world: World, cause: str = "nccl_timeout") -> None:
-    world.on_serve = lambda node, _proc, phase: (
-        world.signal(node.name, cause) if phase is Phase.LOADING_WEIGHTS else None
-    )
+    """Every start says *cause* while it loads, and its API server ends."""
+
+    def fail(node: Sim, _proc: Proc, phase: Phase) -> None:
+        if phase is Phase.LOADING_WEIGHTS:
+            world.signal(node.name, cause)
+            world.kill(node.name, SERVE, code=1, signal=None)
+
+    world.on_serve = fail
 
 
 # -- budgets and waits ---------------------------------------------------------------------------

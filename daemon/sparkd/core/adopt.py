@@ -27,11 +27,21 @@ def take_over(turn: Turn) -> None:
     stopped = lead.asked_target is False
     if lead.epoch or lead.phase not in FROM or stopped or not turn.member.found:
         return
-    generation = turn.state.seen.generation
+    generation = _newest(turn)
     after = _phase_of(turn, generation)
     if after is None or any(_speaks_against(turn, peer, generation, after) for peer in turn.state.peers):
         return
     _adopt(turn, generation, after)
+
+
+def _newest(turn: Turn) -> int:
+    """Return the newest generation: what this head itself led last, else what anybody has seen.
+
+    After both nodes lost their disks, a broker's old messages can tell of generations of an earlier life.
+    """
+    own = turn.lead.kept.generation
+    runs = any(unit.generation == own and unit.alive for unit in turn.member.units)
+    return own if own and runs else turn.state.seen.generation
 
 
 def _phase_of(turn: Turn, generation: int) -> Phase | None:

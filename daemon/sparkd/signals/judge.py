@@ -345,24 +345,22 @@ def _quote(signal: Signal, role: str) -> Quote:
 def _unexplained(
     evidence: Evidence, exits: Sequence[UnitExit], loose: Sequence[Signal], survivors: Sequence[Signal]
 ) -> Diagnosis:
-    """Return `unknown` for an end that nothing explains, `none` where nothing ended."""
-    if not exits:
-        return Diagnosis(
-            cause=NONE,
-            phase=evidence.phase,
-            node=None,
-            transient=None,
-            confidence=_PROVEN,
-            explanation="no evidence of a failure",
-        )
-    first = min(exits, key=lambda end: end.at_s)
+    """Return `unknown` for an end that nothing explains, our own included; `none` where nothing ended."""
+    if exits:
+        first = min(exits, key=lambda end: end.at_s)
+        node = first.node
+        told = sentence.explain_exit(node, first.unit.value, how(first), evidence.phase)
+    elif evidence.fence_at_s is not None:
+        node, told = None, "sparkd ended the engine for signs that turned out to explain nothing"
+    else:
+        return _nothing(evidence)
     return Diagnosis(
         cause=UNKNOWN,
         phase=evidence.phase,
-        node=first.node,
+        node=node,
         transient=None,
         confidence=0.0,
-        explanation=sentence.explain_exit(first.node, first.unit.value, how(first), evidence.phase),
+        explanation=told,
         evidence=tuple(
             Quote(end.node, f"exit of {end.unit.value}", "", f"{end.unit.value} on {end.node} {how(end)}")
             for end in exits[:EVIDENCE_MAX]
@@ -370,4 +368,15 @@ def _unexplained(
         cascade=tuple(_quote(s, "cascade") for s in survivors[:CASCADE_MAX]),
         candidates=_might_be(UNKNOWN, loose),
         advice=_WOULD_DECIDE,
+    )
+
+
+def _nothing(evidence: Evidence) -> Diagnosis:
+    return Diagnosis(
+        cause=NONE,
+        phase=evidence.phase,
+        node=None,
+        transient=None,
+        confidence=_PROVEN,
+        explanation="no evidence of a failure",
     )

@@ -173,7 +173,7 @@ def _apart_s(signal: Signal, node: str, source: str) -> float:
 
 
 class _Trial:
-    """The works and ends of one judgement."""
+    """The works and ends of one judgement; our own fence is an end, too."""
 
     def __init__(self, signals: Iterable[Signal], evidence: Evidence) -> None:
         self._works: dict[tuple[str, str], list[float]] = {}
@@ -185,6 +185,8 @@ class _Trial:
         self._starts = evidence.starts
         self._ends = [(end.at_s, True) for end in evidence.exits if not end.ordered]
         self._ends += [(s.at_s, _is_declared(s)) for s in signals if s.fatal and s.cause not in _NO_END]
+        if evidence.fence_at_s is not None:
+            self._ends.append((evidence.fence_at_s, True))
 
     def has_survived(self, signal: Signal) -> bool:
         """Return whether work after *signal* shows that it ended nothing."""

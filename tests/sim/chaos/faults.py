@@ -205,8 +205,9 @@ def _manner(world: World, fault: Fault) -> None:
 
 def _world_level(name: str) -> Callable[[World, Fault], None]:
     def set_level(world: World, fault: Fault) -> None:
-        setattr(world, name, True)
-        setattr(world, f"{name}_s", world.now)
+        if not getattr(world, name):
+            setattr(world, name, True)
+            setattr(world, f"{name}_s", world.now)
         world.unless_healed(fault.span_s, lambda: setattr(world, name, False))
 
     return set_level

@@ -320,7 +320,7 @@ def _stop_command_forgotten() -> list[Patch]:
 
 
 def _says_it_once() -> list[Patch]:
-    return [(coordinator, "resend", lambda turn: None)]
+    return [(fence, "resend", lambda turn: None)]
 
 
 # -- what is kept, what is named, what watches ---------------------------------------------------
