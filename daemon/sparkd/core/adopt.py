@@ -119,6 +119,8 @@ def readdress(turn: Turn, intent: Intent) -> None:
     Nothing is said while the part of one of them is not known to run: until then it is not addressed.
     """
     known = [peer for peer in turn.state.peers if peer.status is not None]
+    if intent.stamp.epoch == turn.lead.epoch and all(is_addressed(intent, peer) for peer in known):
+        return
     if intent.wants_units and all(is_addressed(intent, peer) or is_back(intent, peer) for peer in known):
         fence.demand(turn, dict(intent.wanted), turn.policy.stop_grace_s)
 

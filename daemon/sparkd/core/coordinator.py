@@ -51,10 +51,13 @@ def _renew_epoch(turn: Turn) -> None:
         turn.see(Stamp(seen.epoch + 1, seen.generation))
 
 
+_HOLDING = frozenset({*LIVE, Phase.FAILING})
+
+
 def _note_peers(turn: Turn) -> None:
     """Take from the levels what ends a generation: exits, and peers that came back without their part."""
     intent = turn.lead.intent
-    if turn.lead.phase not in (*LIVE, Phase.FAILING):
+    if turn.lead.phase not in _HOLDING:
         return
     for unit in turn.member.units:
         _note_exit(turn, turn.state.node, unit)
