@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from sparkd.adapters.journal import HELD_MAX_BYTES, TURN_ENTRIES, Journal
 from sparkd.words import UnitName
+from standin.wait import until
 
 journal = pytest.importorskip("systemd.journal", reason="systemd-python is not installed")
 REMOTE = Path("/lib/systemd/systemd-journal-remote")
@@ -88,20 +89,13 @@ class Desk:
 
     async def written(self, count: int) -> None:
         """Wait until the journal holds *count* entries."""
-        await wait_until(lambda: sum(1 for _ in journal.Reader(path=str(self.directory))) >= count)
+        await until(lambda: sum(1 for _ in journal.Reader(path=str(self.directory))) >= count)
 
     async def close(self) -> None:
         await self.log.close()
         assert self.writer.stdin is not None
         self.writer.stdin.close()
         self.writer.wait(DEADLINE_S)
-
-
-async def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for what another process does: there is no event to await."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 Story = Callable[[Desk], Awaitable[None]]

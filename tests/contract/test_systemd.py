@@ -6,12 +6,11 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from contract.units_world import DEADLINE_S, EPOCH, PROC, RAY, SERVE, SETTINGS, UP, World, alive
+from contract.units_world import EPOCH, PROC, RAY, SERVE, SETTINGS, UP, World, alive
 from sparkd.adapters.launch import Launch, launch_path, write_launch
 from sparkd.adapters.services import service
 from sparkd.core.events import (
@@ -24,6 +23,7 @@ from sparkd.core.events import (
 )
 from sparkd.engines.digest import node_digest
 from sparkd.words import Settings, Stamp
+from standin.wait import until
 
 pytestmark = [pytest.mark.process, pytest.mark.nodes]
 UNIT = service(SERVE)
@@ -318,7 +318,7 @@ def test_a_start_that_is_given_up_runs_nothing(on_systemd) -> None:
         os.mkfifo(config)
         try:
             starting = asyncio.ensure_future(world.units.start(world.rendered(UP)))
-            await wait_until(lambda: _has_reader(config))
+            await until(lambda: _has_reader(config))
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
@@ -343,10 +343,3 @@ def _has_reader(fifo: Path) -> bool:
             raise
         return False
     return True
-
-
-async def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for what another process does: there is no event to await."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)

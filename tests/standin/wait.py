@@ -1,5 +1,6 @@
 """Waiting in tests: for lines, process ends, a predicate; always with a deadline, never by sleeping."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,13 @@ def wait_until(predicate: Callable[[], T], deadline_s: float = 10.0, what: str =
             raise AssertionError(f"not within {deadline_s} s: {what or predicate}")
         pause.wait(INTERVAL_S)
     return value
+
+
+async def until(true: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    """Wait for what another process does and no event tells; TimeoutError after the deadline."""
+    async with asyncio.timeout(deadline_s):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(INTERVAL_S)
 
 
 class Lines:

@@ -25,6 +25,7 @@ from sparkd.core.state import Remembered
 from sparkd.store.disk import DiskStore
 from sparkd.store.history import Retention
 from sparkd.words import Phase, Stamp
+from standin.wait import until
 from store.lives import ASKED, LOWERED, WHY, life, opened
 
 DEADLINE_S = 10
@@ -55,12 +56,6 @@ async def nothing(_):
 async def live(disk, number=7):
     for records in life(number):
         await disk.append(records)
-
-
-async def until(condition):
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - the store has no event for it
-            await asyncio.sleep(0.001)
 
 
 def test_an_empty_directory_remembers_nothing(tmp_path):

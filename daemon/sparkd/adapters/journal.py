@@ -22,6 +22,7 @@ from typing import Any
 
 import structlog
 
+from sparkd.files import replace_whole
 from sparkd.words import UnitName
 
 log = structlog.get_logger(__name__)
@@ -79,10 +80,8 @@ class Cursor:
         self._saving = None
         if self.at == self._saved:
             return
-        new = self._path.with_suffix(".new")
         try:
-            new.write_text(self.at, encoding="ascii")
-            new.replace(self._path)
+            replace_whole(self._path, self.at.encode("ascii"), 0o640)
         except OSError as error:
             log.warning("journal_cursor_not_kept", path=str(self._path), reason=str(error))
         self._saved = self.at

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkd.adapters.unitfacts import Ending
+from sparkd.files import replace_whole
 from sparkd.wire.fields import choice, shape
 from sparkd.wire.refusal import WireError
 from sparkd.wire.shapes import DIGEST, SETTINGS, STAMP
@@ -58,7 +58,7 @@ def write_launch(run_dir: Path, launch: Launch) -> None:
     """Replace the unit's order. Raises OSError."""
     text = json.dumps(_LAUNCH.encode(launch), sort_keys=True)
     # The engine's user reads it: there is nothing in it that another may not know.
-    _replace(launch_path(run_dir, launch.unit), text, 0o644)
+    replace_whole(launch_path(run_dir, launch.unit), text.encode(), 0o644)
 
 
 def read_launch(run_dir: Path, unit: UnitName) -> Launch | None:
@@ -84,7 +84,8 @@ def remove_launch(run_dir: Path, unit: UnitName) -> None:
 
 def write_ran(run_dir: Path, unit: UnitName, stamp: Stamp, invocation: str) -> None:
     """Note that *invocation* of the unit runs *stamp* now. Raises OSError."""
-    _replace(run_dir / unit / "ran", f"{stamp.epoch} {stamp.generation} {invocation or '-'}\n", 0o644)
+    text = f"{stamp.epoch} {stamp.generation} {invocation or '-'}\n"
+    replace_whole(run_dir / unit / "ran", text.encode(), 0o644)
 
 
 def read_ran(run_dir: Path, unit: UnitName) -> tuple[Stamp, str]:
@@ -131,15 +132,3 @@ def _read(path: Path) -> str | None:
     if len(data) > SIZE_MAX:
         raise LaunchError(f"{path}: is longer than {SIZE_MAX} bytes")
     return data.decode("utf-8", "replace")
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    """A reader sees the old or the new file, whole."""
-    beside = path.with_name(f".{path.name}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    try:
-        os.write(fd, text.encode())
-        os.fchmod(fd, mode)
-    finally:
-        os.close(fd)
-    beside.replace(path)

@@ -18,6 +18,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkd.files import replace_whole, write_all
 from sparkd.store.aside import move_aside
 from sparkd.words import NO_STAMP, Stamp
 
@@ -112,19 +113,7 @@ class StampFile:
         return Loaded(self._stamp)
 
     def _make(self, stamp: Stamp) -> None:
-        fresh = self._path.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
-        try:
-            _write_all(fd, encode(stamp) * SLOTS, 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        fresh.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_whole(self._path, encode(stamp) * SLOTS, 0o640, durable=True)
 
     def _open(self) -> int:
         if self._fd < 0:
@@ -132,10 +121,4 @@ class StampFile:
         return self._fd
 
     def _put(self, slot: int, stamp: Stamp) -> None:
-        _write_all(self._open(), encode(stamp), slot * SLOT_BYTES)
-
-
-def _write_all(fd: int, content: bytes, offset: int) -> None:
-    while content:
-        written = os.pwrite(fd, content, offset)
-        content, offset = content[written:], offset + written
+        write_all(self._open(), encode(stamp), slot * SLOT_BYTES)
