@@ -109,3 +109,17 @@ def test_an_incident_of_the_lab_is_decided_as_it_was(path: Path, capsys) -> None
 
 def test_the_lab_has_left_incidents() -> None:
     assert len(RECORDED) >= 2
+
+
+def test_a_damaged_incident_ends_without_a_traceback(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "incident.json"
+    good = RECORDED[0].read_text()
+    for remedies in ([None], ["x"], [1]):
+        path.write_text(json.dumps({**json.loads(good), "remedies": remedies}))
+        assert sparkctl.main(["replay", str(path)]) == 2
+    for text in ("[" * 200_000, '{"a":' * 200_000, '{"judged": NaN}', good.replace("0.98", "Infinity")):
+        path.write_text(text)
+        assert sparkctl.main(["replay", str(path)]) == 2
+    path.write_text("\ufeff" + good)
+    assert sparkctl.main(["replay", str(path)]) in {0, 1}
+    assert "Traceback" not in capsys.readouterr().err

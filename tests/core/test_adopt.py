@@ -172,7 +172,7 @@ def test_the_phase_that_was_kept_says_where_it_goes_on(kept: Phase, after: Phase
 
 
 @pytest.mark.parametrize(
-    ("kept", "from_"), [(Phase.SERVING, Phase.SERVING), (Phase.PROFILING, Phase.WAITING)]
+    ("kept", "from_"), [(Phase.SERVING, Phase.VERIFYING), (Phase.PROFILING, Phase.PROFILING)]
 )
 def test_a_paused_head_stays_paused_and_knows_what_runs(kept: Phase, from_: Phase) -> None:
     turn = newborn(kept, phase=Phase.PAUSED)

@@ -21,6 +21,7 @@ from core.given import (
 from core.given import unit as made
 from sparkd.core import coordinator as c
 from sparkd.core import fence
+from sparkd.core import stopping as stopping_
 from sparkd.core.commands import PublishIntent
 from sparkd.core.events import EngineObserved, MembershipObserved, RayNode
 from sparkd.core.messages import UnitState, UnitStatus
@@ -293,9 +294,12 @@ def test_beside_what_survives_sigkill_nothing_is_started(phase) -> None:
     turn = decided(phase, member=STUCK)
 
     assert moves(turn) == [REBOOT]
-    assert turn.lead.needs == "reboot spark-a"
+    assert turn.lead.needs == "reboot spark-a; it goes on by itself then"
     theirs = {"units": (UnitStatus(SERVE, 7, UnitState.UNKILLABLE),)}
-    assert decided(phase, member=STUCK, status=theirs).lead.needs == "reboot spark-a, spark-b"
+    assert (
+        decided(phase, member=STUCK, status=theirs).lead.needs
+        == "reboot spark-a, spark-b; it goes on by itself then"
+    )
 
 
 def test_memory_that_is_lost_with_every_start_needs_a_reboot_unless_a_person_wants_one_more() -> None:
@@ -304,7 +308,7 @@ def test_memory_that_is_lost_with_every_start_needs_a_reboot_unless_a_person_wan
     turn = decided(Phase.WAITING, member=leaks, status={"leaking": True})
 
     assert moves(turn) == [(Phase.ESCALATED, "memory is lost with every start on spark-a, spark-b")]
-    assert turn.lead.needs == "reboot spark-a, spark-b"
+    assert turn.lead.needs == "reboot spark-a, spark-b; it goes on by itself then"
     assert moves(decided(Phase.WAITING, member=leaks, leaks_forgiven=True))[0][0] is Phase.FENCING
 
 
@@ -494,7 +498,7 @@ def stopping(own, theirs, *, after_s=-50.0, backend=Backend.RAY, status=None, **
         Phase.STOPPING, member=member, peer=peer, intent=OVER_RAY, incident=Incident(4, NOW), **lead
     )
     turn = turn_of(state, NOW + after_s, backend=backend)
-    c._stopping(turn)
+    stopping_.stop(turn)
     return turn
 
 
@@ -526,7 +530,7 @@ def test_an_older_generation_and_what_is_gone_hold_nothing_up() -> None:
     )
 
     assert dict(old.lead.intent.wanted) == {HEAD: (), WORKER: ()}
-    assert c._still_wanted(turn) == {WORKER: ()}
+    assert stopping_._still_wanted(turn) == {WORKER: ()}
 
 
 def test_a_node_that_does_not_answer_is_not_waited_for_for_ever() -> None:
@@ -539,7 +543,10 @@ def test_a_node_that_does_not_answer_is_not_waited_for_for_ever() -> None:
 
     assert in_order.lead.intent.wants_units
     assert not at_once.lead.intent.wants_units
-    assert (moves(waits), moves(over)) == ([], [(Phase.STOPPED, "stopped as asked")])
+    assert (moves(waits), moves(over)) == (
+        [],
+        [(Phase.STOPPED, "stopped, but not known of spark-a, spark-b")],
+    )
     assert at_once.lead.intent.grace_s == 10.0
 
 
@@ -550,7 +557,7 @@ def test_stopped_is_said_when_every_node_is_empty() -> None:
         waiting=("x",), incident=Incident(4, NOW, relaunches=1, causes=("cuda_oom",)),
     )  # fmt: skip
     done = turn_of(asks)
-    c._stopping(done)
+    stopping_.stop(done)
 
     assert moves(turn) == []  # the level in force was another one: it has to be applied first
     assert moves(done) == [(Phase.STOPPED, "stopped as asked")]
@@ -573,7 +580,7 @@ def test_a_daemon_that_never_ordered_anything_is_stopped_when_leftovers_were_loo
             Phase.STOPPING, epoch=0, intent=None, member={"swept": swept, "intent": None}, peer=Peer(WORKER)
         )
         turn = turn_of(state)
-        c._stopping(turn)
+        stopping_.stop(turn)
         return turn
 
     assert moves(begun(swept=True)) == [(Phase.STOPPED, "stopped as asked")]

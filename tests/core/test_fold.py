@@ -69,7 +69,7 @@ def test_survivors_are_a_unit_that_no_signal_ends() -> None:
     nameless = after(worker_state(), ev.LeftoversSwept((), (11,)))
 
     assert turn.member.units == (Unit(SERVE, 9, UnitState.UNKILLABLE, NOW, reason="pids 11, 12"),)
-    assert nameless.member.units == (Unit(SERVE, 0, UnitState.UNKILLABLE, NOW, reason="pids 11"),)
+    assert nameless.member.units == (Unit(SERVE, 1, UnitState.UNKILLABLE, NOW, reason="pids 11"),)
 
 
 # -- the session and the peers -------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_a_unit_that_starts_runs_with_its_pid() -> None:
         (unit(state=UnitState.STOPPING), ev.UnitStarted(SERVE, 7, 77)),
         (STARTING, ev.UnitStarted(SERVE, 6, 77)),
         (STARTING, ev.UnitStarted(RAY, 7, 77)),
-        (unit(state=UnitState.GONE), ev.UnitExited(SERVE, 7, 1)),
+        (unit(state=UnitState.GONE, signal=9), ev.UnitExited(SERVE, 7, 1)),
         (unit(), ev.UnitExited(SERVE, 6, 1)),
         (unit(state=UnitState.GONE), ev.UnitEmptied(SERVE, 7)),
         (unit(), ev.UnitEmptied(SERVE, 6)),
@@ -200,6 +200,11 @@ def test_news_of_another_unit_or_of_one_that_is_over_changes_nothing(made, event
     turn, now = one(made, event)
 
     assert (now, turn.records, turn.news) == (made, [], False)
+
+
+def test_an_end_that_is_told_late_still_says_how() -> None:
+    _, now = one(unit(state=UnitState.GONE), ev.UnitExited(SERVE, 7, 137))
+    assert (now.state, now.code) == (UnitState.GONE, 137)
 
 
 @pytest.mark.parametrize(
@@ -426,8 +431,10 @@ def test_a_start_or_resume_forgives_what_went_before(verb) -> None:
 
 
 @pytest.mark.parametrize("verb", list(ev.Verb))
-def test_who_only_observes_stays_paused_whatever_is_asked(verb) -> None:
-    assert after(head_state(), ev.OperatorAsked(verb), observe_only=True).lead.pause_wanted
+def test_who_only_observes_obeys_the_end_of_its_daemon_alone(verb) -> None:
+    state = head_state()
+    turn = after(state, ev.OperatorAsked(verb), observe_only=True)
+    assert (turn.state != state) is (verb is ev.Verb.SHUTDOWN)
 
 
 def test_a_worker_is_only_told_to_shut_down_and_only_once() -> None:

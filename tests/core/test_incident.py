@@ -453,12 +453,13 @@ def test_an_escalation_is_tried_again_where_time_may_end_it(diagnosis, memory, r
     )
 
     lead = turn.lead
-    assert (lead.phase, lead.needs, lead.incident, lead.failure) == (Phase.ESCALATED, "a person", None, None)
+    needs = "a person" if retry else "a person; then: sparkctl start"
+    assert (lead.phase, lead.needs, lead.incident, lead.failure) == (Phase.ESCALATED, needs, None, None)
     assert lead.retry_at_s == (NOW + 3600.0 if retry else None)
     assert (lead.spent, lead.backoff_until_s, lead.trial) == ((), None, False)
     assert turn.records[-1] == PhaseChanged(7, Phase.FAILING, Phase.ESCALATED, "gave up", 50.0)
     (closed,) = kinds(turn, IncidentClosed)
-    assert (closed.outcome, closed.needs, closed.cause) == ("escalated", "a person", diagnosis.cause)
+    assert (closed.outcome, closed.needs, closed.cause) == ("escalated", needs, diagnosis.cause)
 
 
 def test_an_escalation_needs_at_least_its_reason_and_may_never_be_retried() -> None:
@@ -469,7 +470,8 @@ def test_an_escalation_needs_at_least_its_reason_and_may_never_be_retried() -> N
     never = turn_of(head_state(Phase.WAITING))
     i.escalate(never, "why", "")
 
-    assert (turn.lead.needs, turn.lead.retry_at_s, turn.lead.backoff_until_s) == ("why", None, None)
+    assert (turn.lead.retry_at_s, turn.lead.backoff_until_s, soon.lead.needs) == (None, None, "why")
+    assert turn.lead.needs == never.lead.needs == "why; then: sparkctl start"
     assert soon.lead.retry_at_s == NOW + 0.5
     assert never.lead.retry_at_s is None
     assert kinds(turn, IncidentClosed) == []
@@ -512,7 +514,7 @@ def test_what_has_served_for_the_cooldown_ends_the_row_whatever_it_was(changed) 
 
     lead = turn.lead
     assert (lead.streak, lead.retrying, lead.unclean, lead.trial) == (0, False, 0, False)
-    assert (lead.climbed, lead.proven) == (False, Settings())
+    assert (lead.climbed, lead.proven) == (True, Settings())  # before a person acts it is not tried again
 
 
 def test_where_nothing_is_to_end_nothing_is_news() -> None:

@@ -12,7 +12,8 @@ from sparkd.core.invariants import LEAD_RULES, MEMBER_RULES, check
 from sparkd.core.messages import UnitState
 from sparkd.core.records import Times
 from sparkd.core.state import Failure, Incident
-from sparkd.words import Backend, Phase, Settings, Stamp
+from sparkd.signals.model import Diagnosis
+from sparkd.words import Backend, CudaGraph, Phase, Settings, Stamp
 
 RULES = (*MEMBER_RULES, *LEAD_RULES)
 FAILURE = Failure(7, Phase.SERVING, Times(detected_s=NOW))
@@ -24,6 +25,11 @@ FLOORED = replace(POLICY, settings=Settings(gpu_memory_utilization=0.85))
 
 def incident(*causes: str) -> Incident:
     return Incident(1, NOW, causes=causes)
+
+
+def judged(cause: str, confidence: float, *causes: str) -> Incident:
+    known = Diagnosis(cause, Phase.LOADING_WEIGHTS, None, None, confidence, "")
+    return Incident(1, NOW, causes=causes, diagnosis=known)
 
 
 def units(*made) -> dict:
@@ -47,11 +53,24 @@ HOLDS = {
     "the share at its floor": head_state(settings=Settings(gpu_memory_utilization=0.5)),
     "the longest wait": head_state(Phase.BACKING_OFF, backoff_until_s=NOW - 50.0 + 330.0),
     "an incident while fencing": head_state(Phase.FENCING, incident=incident("nccl_timeout")),
-    "as many relaunches as the budget and the failure that ends it": head_state(
-        Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 4)
+    "as many relaunches as the budget": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 3)
     ),
-    "unknown, twice unchanged, a memory step, and the failure that ends it": head_state(
-        Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 4)
+    "unknown, twice unchanged and a memory step": head_state(
+        Phase.FAILING, failure=FAILURE, incident=incident("unknown", "killed_unspecified", "unknown")
+    ),
+    "what nothing decides on an empty node counts as memory": head_state(
+        Phase.FAILING,
+        failure=FAILURE,
+        incident=incident(*["unknown"] * 4),
+        failed=(Settings(gpu_memory_utilization=0.89),),
+    ),
+    "a permanent cause that is only suggested": head_state(
+        Phase.BACKING_OFF, incident=judged("bad_cli_argument", 0.6, *["bad_cli_argument"] * 3)
+    ),
+    "a wait in the next daemon": head_state(Phase.WAITING, backoff_until_s=NOW + 5, intent=None),
+    "what an earlier daemon left beside what survives": head_state(
+        member=units(unit(generation=6, state=UnitState.UNKILLABLE), unit(RAY))
     ),
     "memory may fail as often as there are steps": head_state(
         Phase.FAILING, failure=FAILURE, incident=incident(*["ray_oom_kill"] * 9)
@@ -76,6 +95,13 @@ BROKEN = {
     "no two generations work on this node": [
         head_state(member=units(unit(generation=6), unit())),
         head_state(member=units(unit(generation=6, state=UnitState.STARTING), unit())),
+        *(
+            head_state(member=units(unit(generation=6, state=state), unit(RAY, UnitState.STARTING)))
+            for state in (UnitState.STOPPING, UnitState.EXITED, UnitState.UNKILLABLE)
+        ),
+    ],
+    "the intent in force names this instance": [
+        head_state(member={"intent": intent_of(addressees=(("spark-a", "a#0"),))}),
     ],
     "nothing starts without an intent": [
         head_state(member={**units(unit(state=UnitState.STARTING)), "intent": None}),
@@ -100,12 +126,23 @@ BROKEN = {
         head_state(settings=Settings(gpu_memory_utilization=0.901)),
         head_state(settings=Settings(gpu_memory_utilization=0.499)),
         head_state(settings=Settings(kv_cache_bytes=(1 << 30) - 1)),
+        head_state(settings=Settings(max_num_batched_tokens=511)),
+        head_state(settings=Settings(max_num_seqs=7)),
+        head_state(settings=Settings(max_model_len=2047)),
     ],
     "settings that failed for memory are not tried again": [head_state(failed=(Settings(),))],
     "no cause gets more relaunches than its budget": [
-        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 5)),
-        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 5)),
-        head_state(Phase.FAILING, failure=FAILURE, incident=incident("peer_lost", *["nccl_timeout"] * 5)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 4)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown", "killed_unspecified"] * 2)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident("peer_lost", *["nccl_timeout"] * 4)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["bad_cli_argument"] * 4)),
+    ],
+    "what only a person can mend is not tried again": [
+        head_state(Phase.BACKING_OFF, incident=judged("bad_cli_argument", 0.9, "bad_cli_argument")),
+    ],
+    "nothing runs before the wait is over": [
+        head_state(Phase.FORMING, backoff_until_s=NOW + 5),
+        head_state(backoff_until_s=NOW - 5),
     ],
     "no wait is longer than the operator allows": [
         head_state(Phase.BACKING_OFF, backoff_until_s=NOW - 50.0 + 330.001)
@@ -131,6 +168,7 @@ BROKEN = {
         head_state(Phase.FORMING, settings=Settings(ray_memory_threshold=None), unguarded=True),
     ],
 }
+OBSERVERS = {"who only observes runs nothing", "who only observes orders nothing"}
 CASES = [(rule, state) for rule, states in BROKEN.items() for state in states]
 
 
@@ -147,8 +185,11 @@ def test_what_is_not_allowed_breaks_that_rule_alone(rule, state) -> None:
 def test_who_only_observes_runs_nothing() -> None:
     observes = replace(POLICY, observe_only=True)
 
-    assert check(head_state(), observes) == ()
-    assert check(head_state(member=units(unit())), observes) == ("who only observes runs nothing",)
+    nothing = head_state(Phase.PAUSED, intent=None)
+    assert check(nothing, observes) == ()
+    running = head_state(Phase.PAUSED, intent=None, member=units(unit()))
+    assert check(running, observes) == ("who only observes runs nothing",)
+    assert check(head_state(Phase.PAUSED), observes) == ("who only observes orders nothing",)
 
 
 def test_over_mp_serve_is_wanted_on_every_rank() -> None:
@@ -170,14 +211,31 @@ def test_the_bounds_are_the_operators_also_where_he_asks_for_more_than_a_floor()
     assert check(head_state(settings=Settings()), FLOORED) == ("settings stay within the operator's bounds",)
 
 
-def test_the_budget_is_the_larger_of_the_operators_two() -> None:
-    patient = replace(POLICY, transient_budget=5)
-    failing = head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 6))
+def test_the_budget_is_the_operators() -> None:
+    failing = head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 5))
+    undecided = head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 5))
 
-    assert check(failing, patient) == ()
-    assert check(failing, replace(POLICY, unknown_unchanged=4)) == ()
-    assert check(failing, POLICY) != ()
+    assert check(failing, replace(POLICY, transient_budget=5)) == ()
+    assert check(undecided, replace(POLICY, unknown_unchanged=4)) == ()
+    assert check(failing, replace(POLICY, transient_budget=4)) != ()
+    assert check(undecided, replace(POLICY, unknown_unchanged=3)) != ()
+
+
+def test_eager_mode_is_the_operators_to_allow() -> None:
+    eager = head_state(settings=Settings(cudagraph=CudaGraph.NONE))
+    never = replace(POLICY, floors=replace(POLICY.floors, eager_allowed=False))
+
+    assert check(eager, POLICY) == ()
+    assert check(eager, never) == ("settings stay within the operator's bounds",)
+    assert check(eager, replace(never, settings=Settings(cudagraph=CudaGraph.NONE))) == ()
+
+
+def test_nothing_is_raised_above_what_was_asked() -> None:
+    asks = replace(POLICY, settings=Settings(kv_cache_bytes=8 << 30, max_num_batched_tokens=4096))
+    for more in ({"kv_cache_bytes": 9 << 30}, {"max_num_batched_tokens": 8192}):
+        state = head_state(settings=replace(asks.settings, **more))
+        assert check(state, asks) == ("settings stay within the operator's bounds",)
 
 
 def test_every_rule_has_a_state_that_breaks_it() -> None:
-    assert {rule for rule, _ in RULES} == {*BROKEN, "who only observes runs nothing"}
+    assert {rule for rule, _ in RULES} == {*BROKEN, *OBSERVERS}

@@ -16,6 +16,7 @@ from sparkd.core.records import InvariantBroken
 from sparkd.core.state import AT_ONCE, Coordinator, Failure, Incident, Member, State, Unit
 from sparkd.core.step import step
 from sparkd.signals.causes import UNKNOWN
+from sparkd.signals.model import Diagnosis
 from sparkd.words import Phase, Settings, Stamp, UnitName
 
 RULES = (*MEMBER_RULES, *LEAD_RULES)
@@ -60,6 +61,7 @@ def incident(*causes: str) -> Incident:
     return Incident(1, 0.0, causes=causes)
 
 
+PROVEN = Diagnosis("bad_cli_argument", Phase.LOADING_WEIGHTS, None, None, 1.0, "")
 WRONG = {
     "no two generations work on this node": lambda s: replace(
         s,
@@ -67,6 +69,7 @@ WRONG = {
             s.member, units=(unit(UnitState.RUNNING, 0), unit(UnitState.RUNNING, 1)), emptied_generation=-1
         ),
     ),
+    "the intent in force names this instance": lambda s: replace(s, instance="another"),
     "nothing starts without an intent": lambda s: replace(
         s, member=replace(s.member, intent=None, units=(unit(UnitState.STARTING, 1),))
     ),
@@ -87,7 +90,11 @@ WRONG = {
     "no cause gets more relaunches than its budget": lambda s: lead(
         s, phase=Phase.WAITING, incident=incident(*[UNKNOWN] * 9)
     ),
+    "what only a person can mend is not tried again": lambda s: lead(
+        s, incident=replace(incident("bad_cli_argument"), diagnosis=PROVEN)
+    ),
     "no wait is longer than the operator allows": lambda s: lead(s, backoff_until_s=1e9),
+    "nothing runs before the wait is over": lambda s: lead(s, backoff_until_s=0.0),
     "no incident is open where nothing is on the way": lambda s: lead(s, incident=incident()),
     "only an escalation is tried again by itself": lambda s: lead(s, retry_at_s=1.0),
     "orders are this instance's, of the newest epoch": lambda s: lead(s, epoch=s.seen.epoch + 1),
@@ -103,9 +110,9 @@ WRONG = {
 @pytest.mark.parametrize("rule", [name for name, _ in RULES])
 def test_a_rule_that_is_broken_is_found_beside_what_went_before(rule: str, head) -> None:
     state, policy = head
-    if rule == "who only observes runs nothing":
+    if rule.startswith("who only observes"):
         policy, wrong = replace(policy, observe_only=True), state
-        before = replace(state, member=replace(state.member, units=()))
+        before = lead(replace(state, member=replace(state.member, units=())), intent=None)
     else:
         before, wrong = state, WRONG[rule](state)
 

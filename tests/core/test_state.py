@@ -9,20 +9,22 @@ import pytest
 from core.given import HEAD, NOW, POLICY, WORKER, head_state, intent_of, turn_of, worker_seen, worker_state
 from sim.world import make_policy
 from sparkd.core.context import context_to_keep, same_context
+from sparkd.core.edited import settings_in_force
 from sparkd.core.evolve import evolve
 from sparkd.core.leak import LEAK_LEAST_BYTES, leaks
 from sparkd.core.messages import same_level
 from sparkd.core.phases import IllegalTransitionError
+from sparkd.core.policy import Floors
 from sparkd.core.publish import status_of
 from sparkd.core.records import Kept, MessageDropped, PeerChanged, PhaseChanged, SessionChanged, StampAdvanced
-from sparkd.core.state import Coordinator, Member, Peer, Remembered, State, initial, settings_in_force
+from sparkd.core.state import Coordinator, Member, Peer, Remembered, State, initial
 from sparkd.core.step import next_deadline, step
 from sparkd.core.told import tell
 from sparkd.core.turn import Concern
 from sparkd.words import GIB, CudaGraph, Phase, Settings, Stamp
 
 ASKED = replace(POLICY, context="engine/driver")
-LEARNED = Settings(max_num_seqs=4)
+LEARNED = Settings(max_num_seqs=12)
 KEPT = Kept(
     context="engine/driver",
     proven=LEARNED,
@@ -105,7 +107,7 @@ def test_what_is_proven_is_so_for_what_was_asked_then() -> None:
 
     lead = initial(edited, "a#1", DISK, NOW).coordinator
 
-    assert (lead.proven, lead.settings) == (None, Settings(max_num_seqs=4, max_model_len=4096))
+    assert (lead.proven, lead.settings) == (None, Settings(max_num_seqs=12, max_model_len=4096))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +132,7 @@ def test_what_is_proven_is_so_for_what_was_asked_then() -> None:
     ],
 )
 def test_an_edited_setting_voids_what_was_learned_about_it(learned, before, asked, in_force) -> None:
-    remembered = Remembered(settings=learned, asked=before)
-
-    assert settings_in_force(remembered, replace(POLICY, settings=asked)) == in_force
+    assert settings_in_force(learned, before, asked) == in_force
 
 
 # -- what it was learned with --------------------------------------------------------------------
@@ -412,3 +412,14 @@ def test_at_a_start_nobody_is_told_to_be_absent_before_a_while() -> None:
     assert early.records == before_any.records == []
     assert min(early.wakes) == NOW + 10.0
     assert late.records == [PeerChanged(WORKER, False, "never heard since this daemon's start")]
+
+
+def test_floors_that_were_raised_count_for_what_was_learned() -> None:
+    floors = Floors(gpu_memory_utilization=0.75, kv_cache_bytes=4 * GIB, eager_allowed=False)
+    low = Settings(gpu_memory_utilization=0.6, kv_cache_bytes=GIB, cudagraph=CudaGraph.NONE)
+    disk = Remembered(settings=low, asked=Settings(), kept=Kept(proven=low))
+
+    lead = initial(replace(POLICY, floors=floors), "a#1", disk, NOW).coordinator
+
+    assert lead.settings == Settings(gpu_memory_utilization=0.75, kv_cache_bytes=4 * GIB)
+    assert lead.proven is None

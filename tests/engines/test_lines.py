@@ -168,3 +168,24 @@ def test_news_of_sizes_add_to_what_is_known_and_unknown_takes_nothing_away() -> 
     known = Sizes(checkpoint_bytes=GIB, graphs_counted=True).with_news(Sizes(graphs_counted=False))
     assert known == Sizes(checkpoint_bytes=GIB, graphs_counted=False)
     assert known.with_news(None) == known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Avg generation throughput: ... tokens/s",
+        "Available KV cache memory: . GiB",
+        "Available KV cache memory: 1.2.3 GiB",
+        f"Available KV cache memory: {'9' * 400} GiB",
+        f"Model loading took {'9' * 400} GiB",
+        "Maximum concurrency for , tokens per request: 2.0x",
+        f"Maximum concurrency for {'9' * 5000} tokens per request: 2.0x",
+        f"Loading safetensors checkpoint shards: 1% |# | {'1' * 5000}/{'9' * 5000} [00:01",
+        "Graph capturing finished in 3 secs, took -. GiB",
+        "Checkpoint size: .. GiB",
+        "Free memory on device cuda:0 (./. GiB) on startup. Desired GPU",
+    ],
+)
+def test_a_number_that_nobody_can_read_is_no_fact_and_no_error(text: str) -> None:
+    fact = read_line(text)
+    assert fact is None or (fact.rate_tok_s, fact.kv_cache_bytes, fact.done) == (None, None, None)

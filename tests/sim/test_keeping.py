@@ -390,7 +390,7 @@ def test_memory_that_is_lost_with_every_start_ends_the_starting() -> None:
         world.run_for(5)
 
     assert world.phase is Phase.ESCALATED
-    assert world.head.state.coordinator.needs == "reboot spark-b"
+    assert world.head.state.coordinator.needs == "reboot spark-b; it goes on by itself then"
     assert world.nodes["spark-b"].state.member.leaking
 
 
@@ -594,9 +594,11 @@ def test_a_climb_that_failed_is_not_tried_again_before_a_person_says_so() -> Non
     world.run_for(1400)
     assert (world.generation, world.head.state.coordinator.settings) == (before + 2, LOWER)
 
-    world.head.state = replace(world.head.state)
-    world.run_for(500)  # short of the cooldown, after which it is a new situation
-    assert world.generation == before + 2
+    world.run_for(3 * HOUR_S)  # long past the cooldown, which ends other accounts
+    world.restart_daemon("spark-a", settings=LOWER, asked=Settings())
+    world.run_until(serving(world))
+    world.run_for(HOUR_S)
+    assert world.generation == before + 3
 
 
 def test_a_trial_is_not_forgotten_for_a_failure_of_another_kind() -> None:

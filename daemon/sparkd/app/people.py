@@ -130,20 +130,23 @@ class People:
         if self._loop.state.coordinator is None:
             head = self._loaded.policy.head
             return operator_api.Answer(accepted=False, text=f"this node does not coordinate: ask on {head}")
-        phase = self._loop.state.coordinator.phase
-        if (refusal := _pointless(verb, phase)) is not None:
+        if self._loaded.policy.observe_only:
+            text = "it only observes: set recovery.observe_only = false and restart sparkd"
+            return operator_api.Answer(accepted=False, text=text)
+        lead = self._loop.state.coordinator
+        if (refusal := _pointless(verb, lead.phase, pausing=lead.pause_wanted)) is not None:
             return operator_api.Answer(accepted=False, text=refusal)
         self._loop.emit(OperatorAsked(verb=verb, by=by))
         return operator_api.Answer(accepted=True, text=f"{verb} asked")
 
 
-def _pointless(verb: Verb, phase: Phase) -> str | None:
+def _pointless(verb: Verb, phase: Phase, *, pausing: bool) -> str | None:
     """Return why *verb* would change nothing now, None where it may."""
     stopped = phase in {Phase.STOPPED, Phase.STOPPING}
     if stopped and verb in {Verb.PAUSE, Verb.RESUME}:
         return f"it is {phase}: sparkctl start"
     if phase is Phase.STOPPED and verb is Verb.STOP:
         return "it is stopped already"
-    if verb is Verb.RESUME and phase not in {Phase.PAUSED, Phase.ESCALATED}:
+    if verb is Verb.RESUME and not pausing and phase not in {Phase.PAUSED, Phase.ESCALATED}:
         return f"nothing to resume: it is {phase}"
     return None

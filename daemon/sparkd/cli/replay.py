@@ -78,11 +78,22 @@ def _again(entry: dict[str, Any], left: list[dict[str, Any]]) -> Again:
         case = TypeAdapter(Case).validate_python(entry["case"])
         policy = TypeAdapter(Policy).validate_python(entry["policy"])
         index = next(i for i, remedied in enumerate(left) if remedied.get("generation") == case.generation)
-        then = _then(left.pop(index))
-    except (ValidationError, KeyError, TypeError, StopIteration) as error:
-        where = str(error).partition("\n")[0]
+        return Again(case.generation, _then(left.pop(index)), _now(*decide(case, policy)))
+    except _NOT_UNDERSTOOD as error:
+        where = str(error).partition("\n")[0] or type(error).__name__
         raise UnusableError(f"a recorded decision cannot be understood ({where})") from error
-    return Again(case.generation, then, _now(*decide(case, policy)))
+
+
+# Numbers that no recorded incident holds end in the arithmetic.
+_NOT_UNDERSTOOD = (
+    ValidationError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    StopIteration,
+    ArithmeticError,
+    ValueError,
+)
 
 
 def _then(entry: dict[str, Any]) -> dict[str, Any]:
@@ -126,13 +137,17 @@ def _lines(one: Again) -> list[str]:
     return lines
 
 
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
 def _document(path: str) -> dict[str, Any]:
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-        document = json.loads(text)
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+        document = json.loads(text, parse_constant=_refused)
     except OSError as error:
         raise UnusableError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableError(f"{path}: is no JSON ({error})") from error
     if not isinstance(document, dict):
         raise UnusableError(f"{path}: is no recorded incident")

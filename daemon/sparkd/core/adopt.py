@@ -89,11 +89,12 @@ def _adopt(turn: Turn, generation: int, after: Phase) -> None:
         edited=tuple((name, getattr(in_force, name)) for name in differing(settings, in_force)),
         watch=Watch(progress_at_s=turn.now, membership_ok_at_s=turn.now, token_at_s=turn.now),
         waiting=(),
+        backoff_until_s=None,
         launched_at_s=turn.now,
     )
     turn.see(Stamp(turn.lead.epoch, generation))
     if turn.lead.phase is Phase.PAUSED:
-        turn.set_lead(paused_from=Phase.SERVING if after is Phase.VERIFYING else Phase.WAITING)
+        turn.set_lead(paused_from=after)
     else:
         turn.move(after, f"generation {generation} runs on: taken over from an earlier daemon")
     wanted = _forming(turn, generation) if after is Phase.FORMING else launch.running(turn.policy)

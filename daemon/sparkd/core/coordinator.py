@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkd.core import adopt, fence, incident, keeping, launch, member, unclean, watch
+from sparkd.core import adopt, fence, incident, keeping, launch, stopping, told, unclean, watch
 from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
-from sparkd.core.records import SettingsAdopted, WaitingFor
+from sparkd.core.records import SettingsAdopted
 from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
 from sparkd.signals.model import UnitExit
-from sparkd.words import ENGINE, LIVE, Backend, Phase, Stamp, UnitName
+from sparkd.words import ENGINE, LIVE, Phase, Stamp
 
 PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
 """Safe points: nothing is half done there."""
 
 RESTING = (Phase.STOPPING, Phase.STOPPED)
-KILL_PATIENCE_S = 6.0
-"""After SIGKILL a tree is empty or proved unkillable within 5 s (`adapters.children`), and it is said."""
 
 MOVES_MAX = 8
 """More moves in one step than any chain of the table needs: a bound, not a schedule."""
@@ -105,22 +103,43 @@ def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
 
 def _obey(turn: Turn) -> None:
     """What a person or a leaving node asks goes before what the phase would do."""
+    if turn.policy.observe_only and not turn.lead.shutdown:
+        _observe(turn)
+        return
     phase = turn.lead.phase
     resting = RESTING if turn.lead.stop_wanted else (*RESTING, Phase.IDLE)
-    if not turn.lead.target and phase not in resting:
+    if not turn.lead.target and _at(turn) not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
     elif phase in LIVE and (name := _stopped_by_hand(turn)):
         _rest(turn, f"{name} was stopped by hand")
     elif phase in LIVE and (leaving := _leaving(turn)):
         turn.move(Phase.FENCING, f"{leaving} is leaving")
-    elif turn.lead.pause_wanted and phase in PAUSABLE:
-        turn.set_lead(paused_from=phase)
+    elif turn.lead.pause_wanted and phase in PAUSABLE and not _is_stopped(turn):
+        turn.set_lead(paused_from=phase, waiting=())
         turn.move(Phase.PAUSED, "asked to pause")
+
+
+def _is_stopped(turn: Turn) -> bool:
+    """A new daemon that knows of a stop has nothing to pause: what still runs is ended."""
+    return turn.lead.phase is Phase.IDLE and turn.lead.asked_target is False
+
+
+def _observe(turn: Turn) -> None:
+    """Who only observes orders nothing, whatever was asked."""
+    if turn.lead.phase is Phase.IDLE:
+        turn.set_lead(paused_from=Phase.IDLE)
+        turn.move(Phase.PAUSED, "it only observes")
+
+
+def _at(turn: Turn) -> Phase:
+    """Return the phase, in a pause the one that it interrupted."""
+    return turn.lead.paused_from if turn.lead.phase is Phase.PAUSED else turn.lead.phase
 
 
 def _rest(turn: Turn, reason: str) -> None:
     """Somebody is at work here: watch and report until he says that sparkd may go on."""
     turn.set_lead(pause_wanted=True, asked_pause=True)
+    incident.close(turn, "stopped")
     if turn.lead.phase is Phase.SERVING:
         turn.set_lead(paused_from=Phase.WAITING)
         turn.move(Phase.PAUSED, reason)
@@ -142,60 +161,67 @@ def _leaving(turn: Turn) -> str | None:
 
 def _idle(turn: Turn) -> None:
     if turn.lead.target:
+        if turn.lead.restart_wanted:
+            _try_asked(turn, STARTED_ANEW)
         turn.move(Phase.WAITING, "start wanted")
     elif turn.lead.asked_target is False and turn.member.swept:
-        _end_what_is_found(turn, turn.policy.stop_grace_s)
+        stopping.end_what_is_found(turn, turn.policy.stop_grace_s)
 
 
 def _waiting(turn: Turn) -> None:
     if turn.lead.intent is not None and turn.lead.intent.wants_units:
         fence.demand_nothing(turn, turn.policy.stop_grace_s)  # after a pause: nothing is wanted from here on
     if nodes := fence.unkillable(turn):
-        _escalate_unkillable(turn, nodes)
+        _await_reboot(turn, SURVIVE, nodes)
         return
-    reasons = missing(turn)
-    _tell_waiting(turn, reasons)
+    reasons = missing(turn) + _last_failure(turn)
+    told.waiting_for(turn, reasons)
     if reasons:
         return
     if not turn.lead.leaks_forgiven and (nodes := leaking(turn)):
-        names = ", ".join(nodes)
-        incident.escalate(turn, f"memory is lost with every start on {names}", f"reboot {names}")
+        _await_reboot(turn, "memory is lost with every start on", nodes)
     elif unclean.admit(turn):
-        _take_epoch(turn)
+        fence.take_epoch(turn)
         turn.move(Phase.FENCING, "every precondition is there")
 
 
-def _tell_waiting(turn: Turn, reasons: tuple[str, ...]) -> None:
-    if reasons != turn.lead.waiting:
-        turn.set_lead(waiting=reasons)
-        turn.note(WaitingFor(reasons=reasons))
+def _last_failure(turn: Turn) -> tuple[str, ...]:
+    """The wait after a failure goes on in the next daemon."""
+    until_s = turn.lead.backoff_until_s
+    if until_s is None:
+        return ()
+    if not turn.due(until_s):
+        return ("the wait after the last failure (sparkctl start ends it)",)
+    turn.set_lead(backoff_until_s=None)
+    return ()
 
 
-def _take_epoch(turn: Turn) -> None:
-    """Before the first intent: one more than the highest stamp on disk, in statuses, retained, on units."""
-    if turn.lead.epoch:
-        return
-    seen = turn.state.seen
-    turn.set_lead(epoch=seen.epoch + 1)
-    turn.see(Stamp(seen.epoch + 1, seen.generation))
-
-
-def _escalate_unkillable(turn: Turn, nodes: tuple[str, ...]) -> None:
+def _await_reboot(turn: Turn, what: str, nodes: tuple[str, ...]) -> None:
+    """Escalate what only a reboot ends; that it was done is seen, and then it goes on by itself."""
     names = ", ".join(nodes)
-    incident.escalate(turn, f"processes survive SIGKILL on {names}", f"reboot {names}")
+    incident.escalate(turn, f"{what} {names}", f"reboot {names}; it goes on by itself then", reboot=True)
+
+
+SURVIVE = "processes survive SIGKILL on"
+
+
+def _is_rebooted(turn: Turn) -> bool:
+    """Whether every node is heard, and none shows any more what a reboot was to end."""
+    heard = all(is_present(turn, peer) for peer in turn.state.peers)
+    return heard and turn.member.swept and not fence.unkillable(turn) and not leaking(turn)
 
 
 def _fencing(turn: Turn) -> None:
     fence.demand_nothing(turn, turn.policy.stop_grace_s)
     incident.note_fence_times(turn)
     if nodes := fence.unkillable(turn):
-        _escalate_unkillable(turn, nodes)
+        _await_reboot(turn, SURVIVE, nodes)
     elif fence.is_fenced(turn):
         _launch(turn)
     elif missing(turn):
         turn.move(Phase.WAITING, "a precondition went away")
     else:
-        _tell_waiting(turn, fence.unanswered(turn))
+        told.waiting_for(turn, fence.unanswered(turn))
 
 
 def _launch(turn: Turn) -> None:
@@ -281,7 +307,7 @@ def _backing_off(turn: Turn) -> None:
 
 def _escalated(turn: Turn) -> None:
     """Nothing runs; what may pass is tried again slowly, the rest when a person says so."""
-    _end_what_is_found(turn, turn.policy.fail_grace_s)
+    stopping.end_what_is_found(turn, turn.policy.fail_grace_s)
     retry_at_s = turn.lead.retry_at_s
     if turn.lead.restart_wanted:
         turn.set_lead(retry_at_s=None, restart_wanted=False)
@@ -290,65 +316,9 @@ def _escalated(turn: Turn) -> None:
     elif retry_at_s is not None and turn.due(retry_at_s):
         turn.set_lead(retry_at_s=None, retrying=True)
         turn.move(Phase.WAITING, "it may have passed: tried again")
-
-
-def _end_what_is_found(turn: Turn, grace_s: float) -> None:
-    """Where nothing shall run, an engine of an earlier coordinator ends as soon as every node is heard."""
-    _take_epoch_to_stop(turn)
-    if turn.lead.epoch:
-        fence.demand_nothing(turn, grace_s)
-
-
-def _take_epoch_to_stop(turn: Turn) -> None:
-    """A daemon that never started anything may still find an engine that has to end."""
-    if not turn.lead.epoch and all(is_present(turn, peer) for peer in turn.state.peers):
-        _take_epoch(turn)
-
-
-def _stopping(turn: Turn) -> None:
-    """Down in order: serve, then Ray, head first. A node that does not answer is not waited for for ever."""
-    _take_epoch_to_stop(turn)
-    grace_s = turn.policy.stop_grace_s
-    stage_s = grace_s + KILL_PATIENCE_S
-    patient_until_s = turn.lead.phase_since_s + STOP_STAGES * stage_s
-    if turn.lead.epoch:
-        in_order = not turn.due(patient_until_s)
-        fence.demand(turn, _still_wanted(turn) if in_order else {}, grace_s)
-    # What an earlier daemon left has to be looked for first: until then nobody knows what runs here.
-    over = fence.is_emptied(turn) if turn.lead.epoch else not fence.somebody_lives(turn)
-    if (turn.member.swept and over) or turn.due(patient_until_s + stage_s):
-        _note_stopped(turn)
-
-
-STOP_STAGES = 3
-"""serve, the head's Ray, the workers' Ray: each may need its whole grace and a SIGKILL."""
-
-
-def _note_stopped(turn: Turn) -> None:
-    if nodes := fence.unkillable(turn):
-        turn.set_lead(needs=f"reboot {', '.join(nodes)}: processes survive SIGKILL")
-    incident.close(turn, "stopped")
-    turn.set_lead(stop_wanted=False, waiting=())
-    turn.move(Phase.STOPPED, "stopped as asked")
-
-
-def _still_wanted(turn: Turn) -> fence.Wanted:
-    """Return what stays up while serve, or the head's Ray, goes down: never more than what is up."""
-    generation = turn.lead.generation
-    head_units = tuple(unit.unit for unit in member.alive(turn) if unit.generation == generation)
-    workers = {p.node: _alive_units(p, generation) for p in turn.state.peers if is_present(turn, p)}
-    if UnitName.SERVE in head_units or any(UnitName.SERVE in units for units in workers.values()):
-        if turn.policy.backend is Backend.MP:
-            return {} if UnitName.SERVE not in head_units else workers
-        alive = {turn.state.node: head_units, **workers}
-        return {node: (UnitName.RAY,) for node, units in alive.items() if UnitName.RAY in units}
-    # The head's Ray first: the workers' stays wanted until it is gone.
-    return workers if UnitName.RAY in head_units else {}
-
-
-def _alive_units(peer: Peer, generation: int) -> tuple[UnitName, ...]:
-    units = peer.status.units if peer.status else ()
-    return tuple(u.unit for u in units if u.state is not UnitState.GONE and u.generation == generation)
+    elif turn.lead.awaits_reboot and _is_rebooted(turn):
+        turn.set_lead(needs="")
+        turn.move(Phase.WAITING, "what a reboot was to end is gone")
 
 
 def _stopped(turn: Turn) -> None:
@@ -358,7 +328,9 @@ def _stopped(turn: Turn) -> None:
     elif turn.lead.shutdown and turn.state.leaving_since_s is None:
         turn.set_state(leaving_since_s=turn.now)
     else:
-        _end_what_is_found(turn, turn.policy.stop_grace_s)
+        stopping.end_what_is_found(turn, turn.policy.stop_grace_s)
+        left = fence.not_emptied(turn) if turn.lead.epoch else ()
+        told.waiting_for(turn, tuple(f"{node}: what runs there ends as soon as it is heard" for node in left))
 
 
 def _paused(turn: Turn) -> None:
@@ -379,7 +351,7 @@ PHASES: dict[Phase, Callable[[Turn], None]] = {
     Phase.SERVING: _serving,
     Phase.FAILING: _failing,
     Phase.BACKING_OFF: _backing_off,
-    Phase.STOPPING: _stopping,
+    Phase.STOPPING: stopping.stop,
     Phase.STOPPED: _stopped,
     Phase.PAUSED: _paused,
     Phase.ESCALATED: _escalated,

@@ -111,12 +111,22 @@ def resend(turn: Turn) -> None:
 
 def is_emptied(turn: Turn) -> bool:
     """Return whether every node has said that no process of the generation or an older one lives."""
-    generation = _asked(turn)
-    own = turn.member.emptied_generation >= generation and not any(u.alive for u in turn.member.units)
-    return own and all(
-        has_applied(turn, peer) and peer.status is not None and peer.status.emptied_generation >= generation
-        for peer in turn.state.peers
+    return not not_emptied(turn)
+
+
+def not_emptied(turn: Turn) -> tuple[str, ...]:
+    """Return the nodes that have not said so."""
+    generation, member = _asked(turn), turn.member
+    own = member.emptied_generation >= generation and not any(u.alive for u in member.units)
+    return (
+        *(() if own else (turn.state.node,)),
+        *(peer.node for peer in turn.state.peers if not _is_empty(turn, peer, generation)),
     )
+
+
+def _is_empty(turn: Turn, peer: Peer, generation: int) -> bool:
+    status = peer.status
+    return has_applied(turn, peer) and status is not None and status.emptied_generation >= generation
 
 
 def is_fenced(turn: Turn) -> bool:
@@ -160,3 +170,12 @@ def unkillable(turn: Turn) -> tuple[str, ...]:
         if peer.status and any(u.state is UnitState.UNKILLABLE for u in peer.status.units)
     ]
     return tuple(([turn.state.node] if own else []) + peers)
+
+
+def take_epoch(turn: Turn) -> None:
+    """Before the first intent: one more than the highest stamp on disk, in statuses, retained, on units."""
+    if turn.lead.epoch:
+        return
+    seen = turn.state.seen
+    turn.set_lead(epoch=seen.epoch + 1)
+    turn.see(Stamp(seen.epoch + 1, seen.generation))

@@ -38,7 +38,7 @@ def _swept(turn: Turn, event: ev.LeftoversSwept) -> None:
     if event.running:
         member.runs_on(turn)
     if event.survivors:
-        generation = max(event.generations, default=0)
+        generation = max(*event.generations, turn.state.seen.generation, 1)
         pids = ", ".join(map(str, event.survivors))
         unit = Unit(UnitName.SERVE, generation, UnitState.UNKILLABLE, turn.now, reason=f"pids {pids}")
         member.set_unit(turn, unit)
@@ -113,9 +113,11 @@ def _own_signal(turn: Turn, id_: str, cause: str, text: str, generation: int) ->
 
 def _unit_exited(turn: Turn, event: ev.UnitExited) -> None:
     unit = member.find_unit(turn, event.unit, event.generation)
-    if unit is None or unit.state is UnitState.GONE:
+    if unit is None or (unit.code, unit.signal) != (None, None):
         return
-    state = UnitState.STOPPING if unit.state is UnitState.STOPPING else UnitState.EXITED
+    # Told after its last process was gone, it still says how it ended.
+    late = unit.state in (UnitState.STOPPING, UnitState.GONE)
+    state = unit.state if late else UnitState.EXITED
     how = f"signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
     _change(turn, unit, how, state=state, code=event.code, signal=event.signal)
 
@@ -204,12 +206,12 @@ def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
             turn.set_member(leaving=True)
             turn.set_state(leaving_since_s=turn.now)
         return
+    if turn.policy.observe_only and event.verb is not ev.Verb.SHUTDOWN:
+        return
     turn.set_lead(**_ASKED[event.verb])
-    if turn.policy.observe_only:
-        turn.set_lead(pause_wanted=True)
     if event.verb in (ev.Verb.START, ev.Verb.RESUME):
         turn.set_lead(needs="", spent=(), streak=0, retrying=False, retry_at_s=None, unclean=0, failed=())
-        turn.set_lead(climbed=False, leaks_forgiven=True)
+        turn.set_lead(climbed=False, leaks_forgiven=True, backoff_until_s=None)
 
 
 _RUN = {
@@ -261,6 +263,8 @@ def _command_failed(turn: Turn, event: ev.CommandFailed) -> None:
     turn.drop("command", event.reason, event.command)
     if event.command in _BROKEN_PROBES and turn.state.coordinator is not None:
         turn.set_watch(**_BROKEN_PROBES[event.command])
+    elif event.command == "SendCanary" and turn.state.coordinator is not None:
+        turn.set_watch(canary_sent_at_s=None, canary_done_at_s=turn.now, canary_why=event.reason)
     elif event.command == "ProbePeer":
         turn.set_state(peers=tuple(replace(peer, probing=False) for peer in turn.state.peers))
     elif event.command == "SweepLeftovers":
@@ -274,7 +278,6 @@ SWEEP_PAUSE_S = 2.0
 _BROKEN_PROBES: dict[str, dict[str, Any]] = {
     "ProbeMembership": {"probing_membership": False},
     "ProbeEngine": {"probing_engine": False},
-    "SendCanary": {"canary_sent_at_s": None},
 }
 
 

@@ -281,13 +281,24 @@ def _may_pass(diagnosis: Diagnosis, chosen: remedy.Remedy) -> bool:
     return not chosen.memory and not cause_info(diagnosis.cause).permanent
 
 
-def escalate(turn: Turn, why: str, needs: str, *, may_pass: bool = False) -> None:
-    """Give up, loudly: the reason, and what a person has to do; what may pass is tried again, slowly."""
-    close(turn, "escalated", needs)
+def escalate(turn: Turn, why: str, needs: str, *, may_pass: bool = False, reboot: bool = False) -> None:
+    """Give up, loudly: the reason, and what a person has to do.
+
+    What may pass is tried again, slowly; what a *reboot* ends is gone on with when that was done; all else
+    waits for his word.
+    """
     pause_s = turn.policy.escalated_retry_s
     retry_at_s = turn.now + pause_s if may_pass and pause_s > 0 else None
-    turn.set_lead(needs=needs or why, backoff_until_s=None, retry_at_s=retry_at_s, trial=False)
+    by_itself = reboot or retry_at_s is not None
+    needs = needs or why if by_itself else _then_start(needs or why)
+    close(turn, "escalated", needs)
+    turn.set_lead(needs=needs, backoff_until_s=None, retry_at_s=retry_at_s, awaits_reboot=reboot, trial=False)
     turn.move(Phase.ESCALATED, why)
+
+
+def _then_start(needs: str) -> str:
+    """Nothing happens by itself after what a person does: it is said how to go on."""
+    return needs if "sparkctl start" in needs else f"{needs.rstrip('.')}; then: sparkctl start"
 
 
 def close(turn: Turn, outcome: str, needs: str = "") -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from sparkd.core.messages import UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.remedy import MEMORY
+from sparkd.core.remedy import MEMORY, PROVEN, UNDECIDED
 from sparkd.core.state import Coordinator, State
-from sparkd.signals.causes import UNKNOWN
-from sparkd.words import LIVE, Backend, Phase, UnitName
+from sparkd.signals.causes import cause_info
+from sparkd.words import LIVE, Backend, CudaGraph, Phase, UnitName
 
 Rules = tuple[tuple[str, Callable[[State, Policy], bool]], ...]
 
@@ -36,8 +36,17 @@ def _broken(
 
 
 def _one_generation(state: State, _policy: Policy) -> bool:
-    working = (UnitState.STARTING, UnitState.RUNNING)
-    return len({unit.generation for unit in state.member.units if unit.state in working}) <= 1
+    """Beside what starts nothing of another generation lives, in whatever state."""
+    units = state.member.units
+    working = {unit.generation for unit in units if unit.state in (UnitState.STARTING, UnitState.RUNNING)}
+    starting = any(unit.state is UnitState.STARTING for unit in units)
+    alive = {unit.generation for unit in units if unit.alive} if starting else working
+    return len(alive) <= 1
+
+
+def _for_this_instance(state: State, _policy: Policy) -> bool:
+    intent = state.member.intent
+    return intent is None or intent.instance_of(state.node) == state.instance
 
 
 def _nothing_unknown_runs(state: State, _policy: Policy) -> bool:
@@ -84,11 +93,21 @@ def _within_bounds(lead: Coordinator, _state: State, policy: Policy) -> bool:
     if lead.edited:
         return True
     settings, asked, floors = lead.settings, policy.settings, policy.floors
-    kv_ok = settings.kv_cache_bytes in (None, asked.kv_cache_bytes) or (
-        settings.kv_cache_bytes is not None and settings.kv_cache_bytes >= floors.kv_cache_bytes
-    )
     lowest = min(floors.gpu_memory_utilization, asked.gpu_memory_utilization)
-    return kv_ok and lowest <= settings.gpu_memory_utilization <= asked.gpu_memory_utilization
+    eager_ok = settings.cudagraph is not CudaGraph.NONE or floors.eager_allowed
+    return (
+        lowest <= settings.gpu_memory_utilization <= asked.gpu_memory_utilization
+        and (eager_ok or asked.cudagraph is CudaGraph.NONE)
+        and all(
+            _between(getattr(settings, name), getattr(asked, name), getattr(floors, name))
+            for name in ("kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+        )
+    )
+
+
+def _between(value: int | None, asked: int | None, floor: int) -> bool:
+    """As asked, or not below the floor and not above what was asked; None = the engine's own."""
+    return value in (None, asked) or (value >= floor and (asked is None or value <= asked))
 
 
 def _not_again(lead: Coordinator, _state: State, _policy: Policy) -> bool:
@@ -96,16 +115,26 @@ def _not_again(lead: Coordinator, _state: State, _policy: Policy) -> bool:
 
 
 def _budget_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:
-    """Never more relaunches in a row for one transient cause than the operator allows."""
-    if lead.incident is None:
-        return True
-    limits = {UNKNOWN: policy.unknown_unchanged + 1}
-    counted = [c for c in lead.incident.causes if c not in MEMORY]
-    return all(
-        counted.count(cause)
-        <= limits.get(cause, max(policy.transient_budget, policy.unknown_unchanged + 1)) + 1
+    """No more relaunches for one cause than the operator allows; a memory cause ends with the ladder.
+
+    What is permanent is tried again only where the evidence merely suggests it; what nothing decides counts
+    as one of memory where the node was found empty, and then its settings are given up.
+    """
+    causes = lead.incident.causes if lead.incident is not None else ()
+    undecided = policy.unknown_unchanged + 1
+    counted = [cause for cause in causes if cause not in (*MEMORY, *UNDECIDED)]
+    return sum(cause in UNDECIDED for cause in causes) <= undecided + len(lead.failed) and all(
+        counted.count(cause) <= (undecided if cause_info(cause).permanent else policy.transient_budget)
         for cause in counted
     )
+
+
+def _permanent_stays(lead: Coordinator, _state: State, _policy: Policy) -> bool:
+    """Nothing is started while a person has to mend what was proven."""
+    known = lead.incident.diagnosis if lead.incident is not None else None
+    if known is None or known.cause in MEMORY:
+        return True
+    return not (cause_info(known.cause).permanent and known.confidence >= PROVEN)
 
 
 def _backoff_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:
@@ -115,6 +144,14 @@ def _backoff_respected(lead: Coordinator, _state: State, policy: Policy) -> bool
 
 
 ROUNDING_S = 1e-6
+
+
+def _wait_is_over(lead: Coordinator, _state: State, _policy: Policy) -> bool:
+    return lead.phase not in LIVE or lead.backoff_until_s is None
+
+
+def _observer_orders_nothing(lead: Coordinator, _state: State, policy: Policy) -> bool:
+    return not policy.observe_only or lead.intent is None
 
 
 def _incident_goes_on(lead: Coordinator, _state: State, _policy: Policy) -> bool:
@@ -157,10 +194,18 @@ def _monitor_stays(lead: Coordinator, _state: State, _policy: Policy) -> bool:
     return lead.phase not in LIVE or lead.settings.ray_memory_threshold is not None or not lead.unguarded
 
 
-MEMBER_FACTS = ("seen.generation", "member.units", "member.intent", "member.emptied_generation")
+MEMBER_FACTS = (
+    "node",
+    "instance",
+    "seen.generation",
+    "member.units",
+    "member.intent",
+    "member.emptied_generation",
+)
 """All that the rules of a member look at."""
 MEMBER_RULES: Rules = (
     ("no two generations work on this node", _one_generation),
+    ("the intent in force names this instance", _for_this_instance),
     ("nothing starts without an intent", _nothing_unknown_runs),
     ("no unit is of a generation that was never seen", _no_future),
     ("a generation with living units is not called dead", _answers_are_true),
@@ -186,7 +231,10 @@ LEAD_RULES: Rules = (
     ("settings stay within the operator's bounds", _lead(_within_bounds)),
     ("settings that failed for memory are not tried again", _lead(_not_again)),
     ("no cause gets more relaunches than its budget", _lead(_budget_respected)),
+    ("what only a person can mend is not tried again", _lead(_permanent_stays)),
     ("no wait is longer than the operator allows", _lead(_backoff_respected)),
+    ("nothing runs before the wait is over", _lead(_wait_is_over)),
+    ("who only observes orders nothing", _lead(_observer_orders_nothing)),
     ("no incident is open where nothing is on the way", _lead(_incident_goes_on)),
     ("only an escalation is tried again by itself", _lead(_retry_is_announced)),
     ("orders are this instance's, of the newest epoch", _lead(_acts_in_its_epoch)),

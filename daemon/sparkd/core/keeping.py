@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from sparkd.core.context import context_to_keep
 from sparkd.core.records import Kept, KeptChanged
+from sparkd.core.state import config_of
 from sparkd.core.turn import Turn
+from sparkd.words import Phase
 
 
 def served(turn: Turn) -> None:
     """Serving has lasted: the row of failures is over, and these settings are the last known good ones."""
     lead = turn.lead
     if (lead.streak, lead.retrying, lead.unclean, lead.trial) != (0, False, 0, False):
-        turn.set_lead(streak=0, retrying=False, unclean=0, trial=False, climbed=False)
+        turn.set_lead(streak=0, retrying=False, unclean=0, trial=False)
     if lead.proven != lead.settings:
         turn.set_lead(proven=lead.settings)
 
@@ -19,6 +21,7 @@ def served(turn: Turn) -> None:
 def keep(turn: Turn) -> None:
     """Note what is kept where it changed."""
     lead = turn.lead
+    escalated = lead.phase is Phase.ESCALATED
     kept = Kept(
         context=context_to_keep(lead.kept.context, turn.policy.context),
         proven=lead.proven,
@@ -31,6 +34,12 @@ def keep(turn: Turn) -> None:
         phase=lead.phase if lead.epoch else lead.kept.phase,
         target=lead.asked_target,
         paused=lead.asked_pause,
+        climbed=lead.climbed,
+        streak=lead.streak,
+        needs=lead.needs if escalated else "",
+        may_pass=escalated and lead.retry_at_s is not None,
+        awaits_reboot=escalated and lead.awaits_reboot,
+        config=config_of(turn.policy) if escalated else "",
     )
     if kept != lead.kept:
         turn.set_lead(kept=kept)

@@ -154,7 +154,14 @@ def _advance(turn: Turn) -> None:
 def _check_budget(turn: Turn) -> None:
     if turn.due(deadline_s(turn)):
         text = f"no progress for {patience_s(turn):g} s in {turn.lead.phase}{_shards(turn)}"
+        _forget_pace(turn)
         incident.observe_failure(turn, "observed_phase_stuck", "engine_hang", text)
+
+
+def _forget_pace(turn: Turn) -> None:
+    """What is judged by its own pace may have become slower (a cold cache): the next start has time."""
+    kept = tuple((phase, known_s) for phase, known_s in turn.lead.silences if phase is not turn.lead.phase)
+    turn.set_lead(silences=kept)
 
 
 def deadline_s(turn: Turn) -> float:

@@ -3,7 +3,7 @@
 Two rules. Everything that may follow a phase stands here; what is not here raises and changes nothing.
 `serving` is entered from `verifying` alone: no probe, log line or operator can skip the real generation
 (leaving `paused` returns to what the pause had interrupted). A generation that an earlier daemon started is
-taken over from `idle` or `waiting`, into the phase in which it is.
+taken over from `idle` or `waiting`, into the phase in which it is; in a pause that phase is where it goes on.
 
 Engine phases may be skipped, and an engine may show them in its own order; sparkd moves only forward in
 `ENGINE`, so a late or repeated line is progress, never a step back.
@@ -37,7 +37,7 @@ TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {
     P.BACKING_OFF: (P.WAITING, P.STOPPING, P.ESCALATED, P.PAUSED),
     P.STOPPING: (P.STOPPED,),
     P.STOPPED: (P.WAITING,),
-    P.PAUSED: (P.IDLE, P.WAITING, P.BACKING_OFF, P.SERVING, P.FAILING, P.FENCING, P.STOPPING),
+    P.PAUSED: (P.IDLE, P.WAITING, *ADOPTED, P.BACKING_OFF, P.SERVING, P.FAILING, P.FENCING, P.STOPPING),
     P.ESCALATED: (P.WAITING, P.STOPPING),
 }
 

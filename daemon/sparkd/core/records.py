@@ -159,6 +159,11 @@ class Kept:
         unclean: how many boots in a row followed an unclean end.
         generation, phase: the newest generation and where it is; found running, it goes on there.
         target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
+        climbed: the asked settings were tried in a quiet moment, and failed; not again before a person acts.
+        streak: failures in a row since a generation last served for the cooldown.
+        needs: what only a person can do, where it is escalated; `may_pass`: it is tried again by itself;
+            `awaits_reboot`: when the nodes that show it have booted anew;
+            `config`: what was configured then: an edit is what a person can do.
     """
 
     context: str = ""
@@ -171,6 +176,12 @@ class Kept:
     phase: Phase = Phase.IDLE
     target: bool | None = None
     paused: bool = False
+    climbed: bool = False
+    streak: int = 0
+    needs: str = ""
+    may_pass: bool = False
+    awaits_reboot: bool = False
+    config: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,12 @@ Spent = tuple[tuple[str, float], ...]
 
 def spent_on(cause: str, spent: Spent, policy: Policy, now: float) -> int:
     """Return how many relaunches *cause* has cost within the window."""
-    return sum(1 for name, at_s in spent if name == cause and at_s > now - policy.budget_window_s)
+    return len(counted(cause, spent, policy, now))
+
+
+def counted(cause: str, spent: Spent, policy: Policy, now: float) -> tuple[float, ...]:
+    """Return when the relaunches for *cause* were that still count."""
+    return tuple(at_s for name, at_s in spent if name == cause and at_s > now - policy.budget_window_s)
 
 
 def spend(cause: str, spent: Spent, policy: Policy, now: float) -> Spent:

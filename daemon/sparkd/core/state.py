@@ -5,15 +5,17 @@ The records that change in most steps have no slots: `evolve` copies their dicti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparkd.core.context import same_context
+from sparkd.core.edited import settings_in_force, within
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
 from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
+from sparkd.core.restart import backoff
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
 
@@ -210,11 +212,11 @@ class Coordinator:
 
     `asked_target`, `asked_pause`: what a person said last, None = nothing; `climbed`: the asked settings were
     tried in a quiet moment already; `leaks_forgiven`: a person wants one more try; `unguarded`: what runs was
-    launched while not every node's guard enforced; `streak`: failures in a
-    row since a generation last served for the cooldown; `trial`: the settings in force are tried although
-    others are proven; `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the
-    settings that served last; `edited`: what was edited since the start of a generation that was taken over,
-    for the next one; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all
+    launched while not every node's guard enforced; `streak`: failures in a row since a generation last served
+    for the cooldown; `trial`: the settings in force are tried although others are proven; `retry_at_s`,
+    `retrying`: an escalation that tries again by itself; `awaits_reboot`: one that a reboot ends; `verified`:
+    the settings that served last; `edited`: what was edited since the start of what was taken over, for the
+    next start; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all
     this.
     """
 
@@ -250,6 +252,7 @@ class Coordinator:
     unguarded: bool = False
     retry_at_s: float | None = None
     retrying: bool = False
+    awaits_reboot: bool = False
     failed: tuple[Settings, ...] = ()
     verified: Settings | None = None
     proven: Settings | None = None
@@ -335,21 +338,39 @@ def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -
     )
 
 
+def config_of(policy: Policy) -> str:
+    """Return a name of what is configured on the head: another one once a person has edited anything."""
+    return f"{policy.shared_digest} {policy.node_digest}"
+
+
 def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordinator:
     """Take over what was kept, as far as it still says something; budgets count on from now."""
     kept = remembered.kept
     valid = same_context(kept.context, policy.context)
-    settings = settings_in_force(remembered if valid else Remembered(), policy)
+    same = valid and remembered.asked in {None, policy.settings}
+    asked, floors = policy.settings, policy.floors
+    learned = remembered.settings if valid else None
+    proven = kept.proven if valid and remembered.asked == asked else None
+    escalated = bool(kept.needs) and kept.config == config_of(policy) and not policy.observe_only
+    retry_at_s = now + policy.escalated_retry_s if escalated and kept.may_pass else None
     return Coordinator(
+        phase=Phase.ESCALATED if escalated else Phase.IDLE,
+        needs=kept.needs if escalated else "",
+        retry_at_s=retry_at_s,
+        awaits_reboot=escalated and kept.awaits_reboot,
+        streak=kept.streak if same else 0,
+        climbed=kept.climbed and same,
+        # Nobody knows how much of the wait has passed: it is waited for anew.
+        backoff_until_s=now + backoff(kept.streak, policy) if same and kept.phase in _WAITED else None,
         phase_since_s=now,
         target=policy.autostart if kept.target is None else kept.target,
         asked_target=kept.target,
         asked_pause=kept.paused,
-        settings=settings,
+        settings=within(settings_in_force(learned, remembered.asked, asked), asked, floors),
         incidents=remembered.incidents,
         spent=tuple((cause, now) for cause in kept.spent),
         pause_wanted=policy.observe_only or kept.paused,
-        proven=kept.proven if valid and remembered.asked == policy.settings else None,
+        proven=proven if proven is not None and within(proven, asked, floors) == proven else None,
         silences=kept.silences if valid else (),
         forgiven=kept.forgiven,
         unclean=kept.unclean,
@@ -357,27 +378,4 @@ def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordina
     )
 
 
-def settings_in_force(remembered: Remembered, policy: Policy) -> Settings:
-    """Return what was learned, but as asked where the operator has changed what he asks for since."""
-    learned, before, asked = remembered.settings, remembered.asked, policy.settings
-    if learned is None or before is None:
-        return asked
-    edited = [
-        name
-        for group in SETTING_GROUPS
-        for name in group
-        if any(_differ(asked, before, other) for other in group)
-    ]
-    return replace(learned, **{name: getattr(asked, name) for name in edited})
-
-
-def _differ(one: Settings, other: Settings, name: str) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
-
-
-# What was learned about one of a group says nothing once the operator has edited another of it.
-_SIZES_KV = ("gpu_memory_utilization", "kv_cache_bytes")
-SETTING_GROUPS: tuple[tuple[str, ...], ...] = (
-    _SIZES_KV,
-    *((item.name,) for item in fields(Settings) if item.name not in _SIZES_KV),
-)
+_WAITED = (Phase.FAILING, Phase.BACKING_OFF)

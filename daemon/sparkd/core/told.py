@@ -7,7 +7,7 @@ brought it. Nothing is decided by it.
 from __future__ import annotations
 
 from sparkd.core.membership import is_present
-from sparkd.core.records import PeerChanged, SessionChanged
+from sparkd.core.records import PeerChanged, SessionChanged, WaitingFor
 from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
 
@@ -56,3 +56,10 @@ def _why_absent(turn: Turn, peer: Peer) -> str:
         return "it is heard, but has not heard this daemon"
     silence = f"nothing heard through the broker for {turn.policy.peer_silence_s:g} s"
     return silence if turn.state.broker else f"{silence}, the session with it is gone"
+
+
+def waiting_for(turn: Turn, reasons: tuple[str, ...]) -> None:
+    """Note what the coordinator waits for, where it changed."""
+    if reasons != turn.lead.waiting:
+        turn.set_lead(waiting=reasons)
+        turn.note(WaitingFor(reasons=reasons))

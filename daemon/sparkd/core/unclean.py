@@ -18,15 +18,26 @@ def admit(turn: Turn) -> bool:
     """Count an unclean end that was not counted yet; return whether a launch may follow."""
     node, generation = _newest(turn)
     if generation <= turn.lead.forgiven:
-        return True
+        return not _too_often(turn, "a node", turn.lead.forgiven)
     turn.set_lead(forgiven=generation, unclean=turn.lead.unclean + 1)
-    reason = f"{node} went down while generation {generation} ran: a wedge, or power"
+    reason = _went_down(node, generation)
     incident.open_incident(turn, reason, generation)
-    if turn.lead.unclean >= turn.policy.unclean_boots_max:
-        needs = f"find out why {node} goes down ({turn.lead.unclean} times in a row); then: sparkctl start"
-        incident.escalate(turn, reason, needs)
+    if _too_often(turn, node, generation):
         return False
     _step_down(turn, node, reason)
+    return True
+
+
+def _went_down(node: str, generation: int) -> str:
+    return f"{node} went down while generation {generation} ran: a wedge, or power"
+
+
+def _too_often(turn: Turn, node: str, generation: int) -> bool:
+    """Escalate where so many boots in a row ended so: no daemon's restart and no boot makes it less."""
+    if turn.lead.unclean < turn.policy.unclean_boots_max:
+        return False
+    needs = f"find out why {node} goes down ({turn.lead.unclean} times in a row); then: sparkctl start"
+    incident.escalate(turn, _went_down(node, generation), needs)
     return True
 
 

@@ -66,19 +66,21 @@ QUOTING = ("Received request ", "Generated response ")
 
 Reader = Callable[[str], LineFact | None]
 
-_BAR = re.compile(r"\|\s*(\d+)/(\d+) \[")
-_KV = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")
-_KV_PINNED = re.compile(r"reserved ([\d.]+) GiB memory for KV Cache")
-_KV_CPU = re.compile(r"\(([\d.]+)/[\d.]+\) GiB for KV cache")
+# Every number is one that can be read, and of a size that a machine can have.
+_N = r"\d{1,6}(?:\.\d{1,20})?"
+_BAR = re.compile(r"\|\s*(\d{1,9})/(\d{1,9}) \[")
+_KV = re.compile(rf"Available KV cache memory: (-?{_N}) GiB")
+_KV_PINNED = re.compile(rf"reserved ({_N}) GiB memory for KV Cache")
+_KV_CPU = re.compile(rf"\(({_N})/{_N}\) GiB for KV cache")
 # vLLM prints GiB here, and has called them GB.
-_WEIGHTS = re.compile(r"(?:Model loading|Loading model weights) took ([\d.]+) Gi?B")
-_REQUESTS = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-_CHECKPOINT = re.compile(r"Checkpoint size: ([\d.]+) GiB")
-_ESTIMATED = re.compile(r"Estimated CUDA graph memory: (-?[\d.]+) GiB total")
-_CAPTURED = re.compile(r"Graph capturing finished in .* took (-?[\d.]+) GiB")
-_START_FREE = re.compile(r"Initial free memory ([\d.]+) GiB, reserved")
-_BUDGET = re.compile(r"Free memory on device [^(]*\(([\d.]+)/([\d.]+) GiB\) on startup\. Desired ")
-_RATE = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s")
+_WEIGHTS = re.compile(rf"(?:Model loading|Loading model weights) took ({_N}) Gi?B")
+_REQUESTS = re.compile(rf"Maximum concurrency for (\d[\d,]{{0,13}}) tokens per request: ({_N})x")
+_CHECKPOINT = re.compile(rf"Checkpoint size: ({_N}) GiB")
+_ESTIMATED = re.compile(rf"Estimated CUDA graph memory: (-?{_N}) GiB total")
+_CAPTURED = re.compile(rf"Graph capturing finished in .* took (-?{_N}) GiB")
+_START_FREE = re.compile(rf"Initial free memory ({_N}) GiB, reserved")
+_BUDGET = re.compile(rf"Free memory on device [^(]*\(({_N})/({_N}) GiB\) on startup\. Desired ")
+_RATE = re.compile(rf"Avg generation throughput: ({_N}) tokens/s")
 
 
 def _bar(phase: Phase) -> Reader:

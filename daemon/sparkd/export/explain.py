@@ -71,7 +71,13 @@ def name_of(phase: Phase) -> str:
 
 
 def _waiting(turn: Turn) -> Wait:
-    return Wait(missing(turn), None, "everything is rechecked for ever and costs no budget; then the fence")
+    until_s = turn.lead.backoff_until_s
+    left_s = None if until_s is None else until_s - turn.now
+    return Wait(
+        turn.lead.waiting or missing(turn),
+        left_s,
+        "everything is rechecked for ever and costs no budget; then the fence",
+    )
 
 
 def _fencing(turn: Turn) -> Wait:
@@ -96,10 +102,13 @@ def _engine(turn: Turn) -> Wait:
 def _progress(lead: Coordinator) -> str:
     progress, usual_s = lead.watch.progress, dict(lead.silences).get(lead.phase)
     pace = f" (at most every {usual_s:.0f} s so far)" if usual_s else ""
-    if progress is not None and progress.done is not None and lead.phase is Phase.LOADING_WEIGHTS:
-        return (
-            f"shard {min(progress.done + 1, progress.total or progress.done + 1)} of {progress.total}{pace}"
-        )
+    if (
+        progress is not None
+        and progress.done is not None
+        and progress.total
+        and lead.phase is Phase.LOADING_WEIGHTS
+    ):
+        return f"shard {min(progress.done + 1, progress.total)} of {progress.total}{pace}"
     return f"any progress of {name_of(lead.phase)}{pace}"
 
 
@@ -150,12 +159,13 @@ def _stopping(turn: Turn) -> Wait:
     return Wait(fence.unanswered(turn) if turn.lead.epoch else (), None, "stopped")
 
 
-def _stopped(_turn: Turn) -> Wait:
-    return Wait(("sparkctl start",))
+def _stopped(turn: Turn) -> Wait:
+    return Wait(("sparkctl start", *turn.lead.waiting))
 
 
-def _idle(_turn: Turn) -> Wait:
-    return Wait(("sparkctl start (engine.autostart is off)",))
+def _idle(turn: Turn) -> Wait:
+    why = "a person stopped it" if turn.lead.asked_target is False else "engine.autostart is off"
+    return Wait((f"sparkctl start ({why})",))
 
 
 _WAITS: dict[Phase, Callable[[Turn], Wait]] = {
@@ -193,7 +203,7 @@ def _budget(lead: Coordinator, policy: Policy, now: float) -> list[dict[str, Any
             "left": max(0, policy.transient_budget - restart.spent_on(cause, lead.spent, policy, now)),
             "of": policy.transient_budget,
             "until_s": max(
-                0.0, min(at_s for name, at_s in lead.spent if name == cause) + policy.budget_window_s - now
+                0.0, min(restart.counted(cause, lead.spent, policy, now)) + policy.budget_window_s - now
             ),
         }
         for cause in causes

@@ -100,9 +100,9 @@ class Executor:
 
     async def _start(self, command: co.StartUnit) -> None:
         generation = command.stamp.generation
+        self._world.sources.open(command.unit, generation)
         try:
             rendered = self._world.render(command.unit, command.stamp, command.settings)
-            self._world.sources.open(command.unit, generation)
             await self._world.units.start(rendered)
         except (OSError, ValueError) as error:
             failed = ev.UnitStartFailed(unit=command.unit, generation=generation, reason=str(error)[:300])

@@ -165,13 +165,19 @@ def _phase(signature: Signature, text: str) -> Phase | None:
     return next(found, None) or phase_of(text)
 
 
+AMOUNT_MAX = 1e18
+"""A longer number is no amount of anything: a line can hold what it likes."""
+
+
 def _quantities(measures: Iterable[Measure], groups: Mapping[str, str | None]) -> tuple[Quantity, ...]:
     """Return the numbers; where a text gives one twice, the exact one (measures stand exact first)."""
     found: dict[str, Quantity] = {}
     for measure in measures:
         value = _number(groups.get(measure.group))
-        if value is not None and measure.name not in found:
-            found[measure.name] = Quantity(measure.name, value * measure.factor)
+        if value is None or measure.name in found:
+            continue
+        if abs(amount := value * measure.factor) <= AMOUNT_MAX:
+            found[measure.name] = Quantity(measure.name, amount)
     return tuple(found.values())
 
 

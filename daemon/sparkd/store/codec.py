@@ -54,6 +54,12 @@ def kept_from(body: dict[str, Any]) -> Kept:
             phase=Phase(body.get("phase", Phase.IDLE)),
             target=None if body["target"] is None else bool(body["target"]),
             paused=bool(body["paused"]),
+            climbed=bool(body.get("climbed", False)),
+            streak=int(body.get("streak", 0)),
+            needs=str(body.get("needs", "")),
+            may_pass=bool(body.get("may_pass", False)),
+            awaits_reboot=bool(body.get("awaits_reboot", False)),
+            config=str(body.get("config", "")),
         )
     except (KeyError, TypeError, ValueError):
         return Kept()

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class History:
             incidents=int(_parsed(facts.get("incidents")).get("number", 0)),
             settings=settings_from(learned.get("settings")),
             asked=settings_from(learned.get("asked")),
-            kept=kept_from(_parsed(facts.get("kept"))),
+            kept=_kept(_parsed(facts.get("kept")), self._boot),
             unclean_generation=_unclean(_parsed(facts.get("ran")), self._boot),
             unrested=_unrested(_parsed(facts.get("ran")), self._boot),
             returned=_returned(_parsed(facts.get("ran")), self._boot),
@@ -244,6 +244,12 @@ class History:
             )
 
 
+def _kept(body: dict[str, Any], boot: str) -> Kept:
+    """Return what was kept; a reboot is what a person can do: what was escalated before it is tried once."""
+    kept = kept_from(body)
+    return kept if body.get("boot") == boot else replace(kept, needs="", may_pass=False, config="")
+
+
 def _unclean(ran: dict[str, Any], boot: str) -> int:
     """Return the generation that ran when another boot ended, 0 = none."""
     over = ran.get("resting", True) or ran.get("boot") == boot
@@ -286,7 +292,7 @@ def _facts(record: Record, wall_s: float, asked: Settings, boot: str) -> tuple[t
             }
             return (("learned", json.dumps(learned)),)
         case KeptChanged(kept=kept):
-            return (("kept", json.dumps(asdict(kept))),)
+            return (("kept", json.dumps({**asdict(kept), "boot": boot})),)
         case MemberRan(generation=generation, returned=returned):
             ran = {"generation": generation, "boot": boot, "resting": False, "returned": returned}
             return (("ran", json.dumps(ran)),)

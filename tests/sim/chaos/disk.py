@@ -24,12 +24,12 @@ VERSIONS_MAX = 12
 class Disk:
     """Folds records as `store` does; keeps a few older versions to be rolled back to."""
 
-    __slots__ = ("boot", "kept", "older", "pending", "ran")
+    __slots__ = ("boot", "kept", "kept_boot", "older", "pending", "ran")
 
     def __init__(self) -> None:
         self.boot = 0
         self.ran: tuple[int, int, tuple[int, ...]] = (0, 0, ())  # generation that ran, boot, memory returned
-        self.kept = Remembered()
+        self.kept, self.kept_boot = Remembered(), 0
         self.older: list[Remembered] = [self.kept]
         self.pending: list[tuple[Sequence[Record], Settings]] = []
 
@@ -52,7 +52,7 @@ class Disk:
             elif isinstance(record, SettingsAdopted):
                 kept = replace(kept, settings=record.settings, asked=asked)
             elif isinstance(record, KeptChanged):
-                kept = replace(kept, kept=record.kept)
+                kept, self.kept_boot = replace(kept, kept=record.kept), self.boot
             elif isinstance(record, MemberRan):
                 self.ran = (record.generation, self.boot, self.ran[2])
             elif isinstance(record, MemberRested):
@@ -66,7 +66,11 @@ class Disk:
         generation, boot, returned = self.ran
         same = boot == self.boot
         unclean = 0 if same else generation
-        return replace(self.kept, unclean_generation=unclean, returned=returned if same else ())
+        kept = self.kept.kept
+        if self.kept_boot != self.boot:
+            kept = replace(kept, needs="", may_pass=False, config="")
+        returned = returned if same else ()
+        return replace(self.kept, kept=kept, unclean_generation=unclean, returned=returned)
 
     def crash(self, rng: random.Random) -> None:
         """The writer died: of what was on its way a part, in order, has arrived."""

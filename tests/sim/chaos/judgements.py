@@ -21,6 +21,7 @@ from sparkd.core.records import (
     WaitingFor,
 )
 from sparkd.core.remedy import MEMORY, UNDECIDED
+from sparkd.core.state import config_of
 from sparkd.signals.causes import cause_info
 from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings
 
@@ -77,6 +78,7 @@ class Judgements:
         self.incident: int | None = None
         self.failures = 0
         self.relaunches: list[tuple[str, float]] = []
+        self.held = ""
         self.not_before_s: float | None = None
         self.verified = self.row = 0
         self.last_verb: ev.Verb | None = None
@@ -94,8 +96,12 @@ class Judgements:
         if not known or kept.kept.context != daemon.policy.context:
             self.failed.clear()
         self.incident, self.failures, self.not_before_s = None, 0, None
-        self.relaunches.clear()
-        self.row = 0
+        remembered = daemon.machine.disk.load().kept
+        self.row = remembered.streak
+        self.relaunches = [(cause, daemon.clock()) for cause in remembered.spent]
+        same = remembered.config == config_of(daemon.policy) and not daemon.policy.observe_only
+        by_itself = remembered.may_pass or remembered.awaits_reboot
+        self.held = remembered.needs if same and not by_itself else ""
         self._wishes_outlast(daemon)
 
     def _wishes_outlast(self, daemon: Daemon) -> None:
@@ -123,6 +129,7 @@ class Judgements:
             late_s = float("inf") if daemon.stopped else KEPT_S + DISK_S * (daemon.machine.disk_s > 0)
             self.wishes_sure_s = self.world.now + late_s
         if verb in (ev.Verb.START, ev.Verb.RESUME):
+            self.held = ""
             self.failed.clear()
             self.relaunches.clear()
             self.row = 0
@@ -234,6 +241,8 @@ class Judgements:
 
     def launched(self, daemon: Daemon, intent: Intent) -> None:
         """A new generation is ordered."""
+        if self.held:
+            self.world.violate("an escalation outlasts its daemon", f"a person was asked: {self.held}")
         unwatched = intent.settings.ray_memory_threshold is None and not daemon.policy.guard_enforcing
         if unwatched and self.world.now - self.world.guards_s > LATEST_S:
             self.world.violate("Ray's monitor off only with an enforcing guard", f"{intent.settings}")

@@ -23,6 +23,7 @@ from sparkd.core import (
     member,
     membership,
     remedy,
+    stopping,
     told,
 )
 from sparkd.core import events as ev
@@ -98,7 +99,7 @@ def _epoch_not_taken() -> list[Patch]:
             turn.set_lead(epoch=1)
             turn.see(Stamp(1, turn.state.seen.generation))
 
-    return [(coordinator, "_take_epoch", take), (coordinator, "_renew_epoch", lambda turn: None)]
+    return [(fence, "take_epoch", take), (coordinator, "_renew_epoch", lambda turn: None)]
 
 
 def _peers_stamps_unheard() -> list[Patch]:
@@ -356,7 +357,7 @@ def _lost_guard_overlooked() -> list[Patch]:
 
 
 def _down_at_once() -> list[Patch]:
-    return [(coordinator, "_still_wanted", lambda turn: {})]
+    return [(stopping, "_still_wanted", lambda turn: {})]
 
 
 MUTANTS: tuple[Mutant, ...] = (
