@@ -6,10 +6,10 @@ import pytest
 
 from config.files import KEY, RIGHT
 from sparkd.config import load
-from sparkd.core.policy import Floors, Policy
+from sparkd.core.policy import Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import Device
-from sparkd.words import GIB, Backend, CudaGraph, Phase, Role, Settings
+from sparkd.words import GIB, Backend, CudaGraph, Floors, Phase, Role, Settings
 
 
 def test_least_configuration_is_all_defaults(place):

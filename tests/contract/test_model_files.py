@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sizing.large import sized_large
 from sparkd.adapters.model_files import LocalModel, short_bytes
 from sparkd.core.events import ModelChecked
+from sparkd.sizing.sized import Sized
 
 NOW = 2_000_000_000.0
 READY = ModelChecked(ready=True)
@@ -231,3 +233,27 @@ def test_any_header_is_read_without_error(tmp_path_factory, content) -> None:
     path = tmp_path_factory.mktemp("shard") / "x.safetensors"
     path.write_bytes(content)
     assert short_bytes(path, len(content)) >= 0
+
+
+def test_a_model_is_sized_once_and_anew_where_its_files_change(disk) -> None:
+    asked = []
+
+    def size(folder: Path) -> Sized:
+        asked.append(folder)
+        return sized_large(50.0 + len(asked))
+
+    model = disk.open(size=size)
+    name = disk.shards()[1]
+    first = disk.check(model)
+    assert first.model is not None and first.model is disk.check(model).model
+    assert asked == [disk.root]
+
+    disk.put(name, safetensors(2000))
+    assert disk.check(model).model is None, "what still grows is not sized"
+    assert disk.check(model).model == sized_large(52.0)
+    assert asked == [disk.root] * 2
+
+
+def test_a_model_that_cannot_be_sized_is_ready_all_the_same(disk) -> None:
+    disk.shards()
+    assert disk.check(disk.open(size=lambda _folder: None)) == READY

@@ -19,6 +19,7 @@ from sparkd.core.records import InvariantBroken, Kept, KeptChanged, PhaseChanged
 from sparkd.core.state import AT_ONCE, Remembered, State, initial
 from sparkd.core.step import Step, next_deadline, step
 from sparkd.signals.model import MemorySample, Proof, Quantity, Signal
+from sparkd.sizing.sized import Sized
 from sparkd.words import GIB, Backend, Phase, Settings, Stamp, UnitName
 
 NODES = (("spark-a", "192.168.200.12"), ("spark-b", "192.168.200.13"))
@@ -89,6 +90,7 @@ class World:
         self.broker = True
         self.delay_s = 0.01
         self.model_ready = dict.fromkeys(nodes, True)
+        self.model: Sized | None = None  # what the model's files say
         self.hung = False
         self.outlives = False  # whether units outlive their daemon, as under systemd
         self.ray_addresses: dict[str, str] = dict(NODES)
@@ -289,7 +291,8 @@ class World:
 
     def _do_CheckModel(self, node: Sim, _command: co.CheckModel) -> None:  # noqa: N802
         ready = self.model_ready[node.name]
-        self.later(node, 0.05, ev.ModelChecked(ready, "" if ready else "model files incomplete"))
+        reason = "" if ready else "model files incomplete"
+        self.later(node, 0.05, ev.ModelChecked(ready, reason, self.model if ready else None))
 
     def _do_ProbeMembership(self, node: Sim, command: co.ProbeMembership) -> None:  # noqa: N802
         head_runs = self._ray_runs("spark-a", command.generation)

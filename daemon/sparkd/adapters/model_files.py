@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sparkd.adapters.safetensors_header import HEADER_MAX_BYTES, read_header
 from sparkd.core.events import ModelChecked
+from sparkd.sizing.sized import Sized
 
 # A copy touches its file more often than this; rsync and scp do so every few hundred milliseconds.
 SETTLE_S = 5.0
@@ -49,6 +50,8 @@ class LocalModel:
         hub_allowed: whether the engine may fetch a hub id by itself.
         wall: seconds since the epoch, compared with modification times only.
         deadline_s: longest time of one check.
+        size: what the files of a directory say of the memory that the model needs, None = they do not say;
+            asked once for the same files.
     """
 
     def __init__(
@@ -60,12 +63,15 @@ class LocalModel:
         hub_allowed: bool = False,
         wall: Callable[[], float] = time.time,
         deadline_s: float = DEADLINE_S,
+        size: Callable[[Path], Sized | None] = lambda _folder: None,
     ) -> None:
         self._model, self._programs, self._path = model, tuple(programs), path
         self._hub_allowed = hub_allowed
         self._wall = wall
         self._deadline_s = deadline_s
         self._looks: dict[Path, _Look] = {}
+        self._size, self._sized_files = size, dict[Path, _Look]()
+        self._sized: Sized | None = None
         self._running: asyncio.Task[ModelChecked] | None = None
 
     async def check(self) -> ModelChecked:
@@ -117,7 +123,13 @@ class LocalModel:
             return _no("model_incomplete", f"{len(short)} of {len(wanted)} short: {name} by {count} bytes")
         if growing:
             return _no("model_growing", f"{len(growing)} of {len(wanted)} still change: {_names(growing)}")
-        return ModelChecked(ready=True)
+        return ModelChecked(ready=True, model=self._sized_model(root))
+
+    def _sized_model(self, root: Path) -> Sized | None:
+        """Size the model anew where its files have changed: their headers are read once."""
+        if self._looks != self._sized_files:
+            self._sized, self._sized_files = self._size(root), dict(self._looks)
+        return self._sized
 
     def _look(self, path: Path, before: dict[Path, _Look]) -> bool:
         """Look at a file, at its header only where it has changed; return whether it is still growing."""

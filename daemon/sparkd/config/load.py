@@ -23,10 +23,10 @@ from sparkd.config.sources import (
 )
 from sparkd.config.values import Api, Broker, Loaded, Paths
 from sparkd.core.need import RAISED_THRESHOLD
-from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
+from sparkd.core.policy import PHASE_BUDGETS, Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import EngineSpec, NodeSpec
-from sparkd.words import Role, Settings
+from sparkd.words import Floors, Role, Settings
 
 
 def load(
@@ -195,6 +195,11 @@ def settings_of(file: File) -> Settings:
     return Settings(**asked)
 
 
+def floors_of(file: File) -> Floors:
+    """Return how far the settings may be lowered."""
+    return Floors(**dict(file.floors))
+
+
 def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: EngineSpec) -> Policy:
     shared, own = digests(engine, file.cluster.name, this, nodes)
     return Policy(
@@ -204,7 +209,7 @@ def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: Eng
         backend=engine.backend,
         gpus=engine.gpus_per_node,
         settings=settings_of(file),
-        floors=Floors(**dict(file.floors)),
+        floors=floors_of(file),
         shared_digest=shared,
         node_digest=own,
         ray_monitor_off_asked=file.settings.ray_memory_threshold == OFF,

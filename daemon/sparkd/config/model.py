@@ -13,9 +13,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sparkd.config import types as t
 from sparkd.config.values import Api, Broker, Paths, UnitBackend
 from sparkd.core.need import RAISED_THRESHOLD
-from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
+from sparkd.core.policy import PHASE_BUDGETS, Policy, UnfitPlan
 from sparkd.engines.model import Device, EngineSpec
-from sparkd.words import Backend, CudaGraph, LoadFormat, Role, Settings
+from sparkd.words import Backend, CudaGraph, Floors, LoadFormat, Role, Settings
 
 ENGINE = EngineSpec(model="", served_name="")
 POLICY = Policy(node="", head="", nodes=())
@@ -179,6 +179,7 @@ class RecoverySection(Section):
     transient_budget: Annotated[int, Field(ge=0, le=100)] = POLICY.transient_budget
     budget_window_s: t.Seconds = POLICY.budget_window_s
     unknown_unchanged: Annotated[int, Field(ge=0, le=100)] = POLICY.unknown_unchanged
+    unfit_plan: UnfitPlan = POLICY.unfit_plan
     margin_share: Annotated[float, Field(ge=0, lt=0.5)] = POLICY.margin_share
     unified_memory: bool = POLICY.unified_memory
     guard_floor_bytes: t.Bytes = POLICY.guard_floor_bytes

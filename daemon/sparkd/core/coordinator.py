@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkd.core import adopt, fence, incident, keeping, launch, member, unclean, watch
+from sparkd.core import adopt, fence, fitting, incident, keeping, launch, member, unclean, watch
 from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
 from sparkd.core.records import SettingsAdopted, WaitingFor
@@ -237,13 +237,14 @@ def _climb(turn: Turn) -> None:
     if lead.watch.engine is None or lead.watch.engine.running is None:
         return  # nobody knows whether it is quiet
     quiet_at_s = max(lead.phase_since_s + policy.climb_after_s, lead.watch.busy_at_s + policy.climb_idle_s)
-    if lead.watch.outstanding_since_s is None and turn.due(quiet_at_s):
-        reason = (
-            f"climbing back: nobody has asked for {policy.climb_idle_s:g} s, the asked settings are tried"
-        )
-        _try_asked(turn, reason)
-        turn.set_lead(climbed=True)
-        turn.move(Phase.FENCING, reason)
+    if lead.watch.outstanding_since_s is not None or not turn.due(quiet_at_s):
+        return
+    turn.set_lead(climbed=True)
+    if fitting.rejects(turn, policy.settings):
+        return  # what serves is not ended for a plan that the numbers reject
+    reason = f"climbing back: nobody has asked for {policy.climb_idle_s:g} s, the asked settings are tried"
+    _try_asked(turn, reason)
+    turn.move(Phase.FENCING, reason)
 
 
 def _try_asked(turn: Turn, reason: str) -> None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import MemorySample, Signal
+from sparkd.sizing.sized import Sized
 from sparkd.words import Phase, Settings, Sizes, Stamp, UnitName
 
 
@@ -262,10 +263,14 @@ class MemoryObserved:
 
 @dataclass(frozen=True, slots=True)
 class ModelChecked:
-    """Outcome of the check before a launch (weights complete and not growing, programs there)."""
+    """Outcome of the check before a launch (weights complete and not growing, programs there).
+
+    `model`: what its files say of the memory that it needs; None = they do not say.
+    """
 
     ready: bool
     reason: str = ""
+    model: Sized | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,9 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
 
 def _model(turn: Turn, event: ev.ModelChecked) -> None:
     not_ready = None if event.ready else event.reason
-    news = (turn.member.ready, turn.member.not_ready) != (event.ready, not_ready)
-    turn.set_member(news=news, ready=event.ready, not_ready=not_ready)
+    known = turn.member
+    news = (known.ready, known.not_ready, known.model) != (event.ready, not_ready, event.model)
+    turn.set_member(news=news, ready=event.ready, not_ready=not_ready, model=event.model)
 
 
 def _operator(turn: Turn, event: ev.OperatorAsked) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import decision, fence, incident, watch
+from sparkd.core import decision, fence, fitting, incident, watch
 from sparkd.core.membership import head_joined, unproven
 from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.phases import is_forward
@@ -27,7 +27,7 @@ VERIFY_PAUSE_S = 1.0
 def begin(turn: Turn) -> None:
     """Name a new generation and begin to form it."""
     _apply_edits(turn)
-    if not _watched(turn):
+    if not _watched(turn) or not fitting.admit(turn):
         return
     lead = turn.lead
     generation = turn.state.seen.generation + 1

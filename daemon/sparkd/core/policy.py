@@ -6,8 +6,9 @@ All durations are seconds. Bounds are checked where it is made; here values are 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from sparkd.words import GIB, Backend, Phase, Settings
+from sparkd.words import GIB, Backend, Floors, Phase, Settings
 
 # A first start after a change of topology may compile for 36 minutes (public report on two Sparks); a load
 # is judged by its progress, not by its length. Budgets are learned later; these bound what is unknown.
@@ -25,16 +26,12 @@ PHASE_BUDGETS: tuple[tuple[Phase, float], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Floors:
-    """How far the ladder may go down."""
+class UnfitPlan(StrEnum):
+    """What becomes of a plan that the numbers reject before its launch."""
 
-    gpu_memory_utilization: float = 0.5
-    kv_cache_bytes: int = GIB
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 512
-    max_model_len: int = 2048
-    eager_allowed: bool = True
+    REFUSE = "refuse"
+    ADJUST = "adjust"
+    WARN = "warn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,7 @@ class Policy:
         leak_cycles: so many teardowns in a row with less memory back each time are a leak.
         transient_budget: relaunches for one transient cause within budget_window_s.
         unknown_unchanged: unchanged relaunches for `unknown` before one memory step.
+        unfit_plan: what becomes of a plan that the numbers reject before its launch (`core.fitting`).
         margin_share: what a memory step frees beside what the evidence asks for and what typically still
             comes, as a share of the node's memory.
     """
@@ -137,6 +135,7 @@ class Policy:
     transient_budget: int = 3
     budget_window_s: float = 3600.0
     unknown_unchanged: int = 2
+    unfit_plan: UnfitPlan = UnfitPlan.ADJUST
     margin_share: float = 0.01
 
     @property

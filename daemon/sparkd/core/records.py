@@ -147,6 +147,25 @@ class SettingsAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDoubted:
+    """By the numbers a plan does not fit a node; what was done about it, and why.
+
+    Attributes:
+        node: where it does not.
+        phase, cause: what would fail first, as a diagnosis would name it; over_bytes: what is missing.
+        action: "launched", "adjusted" or "refused".
+        text: the numbers, and why so.
+    """
+
+    node: str
+    phase: Phase
+    cause: str
+    over_bytes: int
+    action: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """What the coordinator keeps across its daemon's restarts and reboots, beside its settings.
 
@@ -228,6 +247,7 @@ Record = (
     | Remedied
     | IncidentClosed
     | SettingsAdopted
+    | PlanDoubted
     | KeptChanged
     | MemberRan
     | MemberRested

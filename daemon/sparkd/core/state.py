@@ -15,6 +15,7 @@ from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
+from sparkd.sizing.sized import Sized
 from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
 
 SIGNALS_MAX = 64
@@ -86,7 +87,8 @@ class Member:
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
     something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
     ended without rest, 0 = nothing; `returned`:
-    memory available before each of the last starts, bytes; `leaking`: it falls with every one.
+    memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
+    the model's files say, None = nothing is known.
     """
 
     intent: Intent | None = None
@@ -113,6 +115,7 @@ class Member:
     unclean_generation: int = 0
     returned: tuple[int, ...] = ()
     leaking: bool = False
+    model: Sized | None = None
 
 
 @dataclass(frozen=True)

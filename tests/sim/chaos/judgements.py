@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sim.chaos import memory, truth
 from sparkd.core import events as ev
 from sparkd.core.messages import Intent
-from sparkd.core.policy import Floors, Policy
+from sparkd.core.policy import Policy
 from sparkd.core.records import (
     IncidentClosed,
     IncidentOpened,
@@ -22,7 +22,7 @@ from sparkd.core.records import (
 )
 from sparkd.core.remedy import MEMORY, UNDECIDED
 from sparkd.signals.causes import cause_info
-from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import GIB, Backend, CudaGraph, Floors, LoadFormat, Phase, Settings
 
 if TYPE_CHECKING:
     from sim.chaos.daemon import Daemon

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkd.core.policy import Floors, Policy
-from sparkd.words import ENGINE, GIB, Backend, CudaGraph, Phase, Settings
+from sparkd.core.policy import Policy
+from sparkd.words import ENGINE, GIB, Backend, CudaGraph, Floors, Phase, Settings
 
 OUTLIVES_SHARE = 0.4
 """Share of the worlds in which units outlive their daemon (as under systemd): the next takes them over."""

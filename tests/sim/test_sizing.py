@@ -1,0 +1,89 @@
+"""Sizing in whole stories: asked before each launch, and by the remedies after a failure."""
+
+from __future__ import annotations
+
+from sim.world import World, serving
+from sizing.large import sized_large
+from sparkd.core.policy import UnfitPlan
+from sparkd.core.records import Judged, PhaseChanged, PlanDoubted, Remedied, SettingsAdopted
+from sparkd.words import GIB, Phase, Settings, UnitName
+
+ASKED = Settings()
+
+
+def world_of(weights: float = 54.0, **policy) -> World:
+    world = World(**policy)
+    world.model = sized_large(weights)
+    return world
+
+
+def test_a_plan_that_cannot_fit_starts_with_settings_that_do_and_costs_no_load() -> None:
+    world = world_of()
+    world.run_until(serving(world))
+
+    (doubted,) = world.records(PlanDoubted)
+    assert doubted.action == "adjusted"
+    assert world.generation == 1
+    started = world.head.procs[UnitName.SERVE].settings
+    assert started == world.records(SettingsAdopted)[0].settings != ASKED
+    assert "before the launch" in world.records(SettingsAdopted)[0].reason
+
+
+def test_what_served_is_started_again_and_no_second_time_adjusted() -> None:
+    world = world_of()
+    world.run_until(serving(world))
+    chosen = world.head.procs[UnitName.SERVE].settings
+    world.signal("spark-a", "ray_node_died")
+    world.run_until(lambda: world.phase is not Phase.SERVING)
+    world.run_until(serving(world))
+
+    assert world.generation == 2
+    assert world.head.procs[UnitName.SERVE].settings == chosen
+    assert len(world.records(PlanDoubted)) == 1
+
+
+def test_a_refused_plan_starts_nothing_anywhere() -> None:
+    world = world_of(unfit_plan=UnfitPlan.REFUSE)
+    world.run_until(lambda: world.phase is Phase.ESCALATED)
+
+    assert world.generation == 0
+    assert all(not node.procs for node in world.nodes.values())
+    assert [notice.state for notice in world.notices] == ["open", "escalated"]
+    assert "gpu_memory_utilization" in world.notices[-1].needs
+
+
+def test_the_remedy_knows_weights_and_request_that_no_log_has_said() -> None:
+    """A kill while loading: the engine has said nothing of its sizes yet."""
+    world = world_of(unfit_plan=UnfitPlan.WARN)
+
+    def kill(_node, proc, phase) -> None:
+        if phase is Phase.LOADING_WEIGHTS and world.generation == 1 and proc.unit is UnitName.SERVE:
+            world.signal("spark-a", "ray_oom_kill", used_bytes=114 * GIB, total_bytes=119.7 * GIB)
+
+    world.on_serve = kill
+    world.run_until(serving(world))
+
+    facts = world.records(Judged)[0].case.facts
+    assert facts.weights_bytes == world.model.weights_bytes
+    assert facts.request_tokens == 262144
+    assert facts.request_kv_bytes == world.model.longest(ASKED)[1] > GIB
+    assert facts.sizes.checkpoint_bytes == world.model.checkpoint_bytes
+    assert world.records(Remedied)[0].settings_after != ASKED
+
+
+def test_nothing_is_climbed_back_to_that_the_numbers_reject() -> None:
+    world = world_of(climb_after_s=700.0, climb_idle_s=60.0, cooldown_s=100.0)
+    world.run_until(serving(world))
+    before = len(world.records(PhaseChanged))
+
+    world.run_for(3000.0)
+
+    assert world.phase is Phase.SERVING
+    assert len(world.records(PhaseChanged)) == before
+
+
+def test_nothing_known_of_the_model_launches_as_asked() -> None:
+    world = World()
+    world.run_until(serving(world))
+    assert world.head.procs[UnitName.SERVE].settings == ASKED
+    assert world.records(PlanDoubted) == []
