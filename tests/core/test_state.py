@@ -311,9 +311,9 @@ def test_the_next_deadline_is_the_earliest_of_all_concerns() -> None:
 @pytest.mark.parametrize(
     ("wakes", "orders"),
     [
-        ((NOW, NOW + 9, NOW + 9), {"CheckModel", "PublishStatus", "PublishTelemetry"}),
+        ((NOW, NOW + 9, NOW + 9), {"CheckModel", "LeaseFloor", "PublishStatus", "PublishTelemetry"}),
         ((NOW + 9, NOW, NOW + 9), set()),
-        ((NOW + 9, NOW + 9, NOW), {"PublishStatus", "PublishTelemetry"}),
+        ((NOW + 9, NOW + 9, NOW), {"LeaseFloor", "PublishStatus", "PublishTelemetry"}),
         ((NOW + 9, NOW + 9, NOW + 9), set()),
         ((NOW + 0.001, NOW + 0.001, NOW + 0.001), set()),
     ],

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import structlog
 
+from sparkd.adapters import machine
+from sparkd.adapters.guard import Guard
 from sparkd.adapters.model_files import LocalModel
 from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.adapters.mqtt import BrokerOptions, MqttBus
@@ -78,11 +80,25 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
         peers=_peer_view(loaded, clock),
         ray=ray,
         api=api,
+        guard=_guard(loaded, clock),
         model=LocalModel(spec.model, programs, spec.path, size=partial(_sized, loaded)),
         render=_renderer(loaded),
         end=told.end,
     )
     return Outside(backend, pump, bus, api, ray, world)
+
+
+def _guard(loaded: Loaded, clock: Clock) -> Guard:
+    """Return the way to this node's memory guard, whether there is one or not."""
+    paths = loaded.paths
+    return Guard(
+        clock,
+        loaded.node.name,
+        floors=Path(paths.run_dir) / "guard" / "floors",
+        status=Path(paths.guard_status),
+        state=Path(paths.guard_dir),
+        boot=machine.boot_id(),
+    )
 
 
 def _sized(loaded: Loaded, folder: Path) -> Sized | None:

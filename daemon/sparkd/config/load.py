@@ -190,9 +190,17 @@ def engine_of(file: File, credentials: Credentials) -> EngineSpec:
 def settings_of(file: File) -> Settings:
     """Return the memory settings that are asked for."""
     asked = dict(file.settings)
-    if asked["ray_memory_threshold"] == OFF:
+    if _monitor_off_asked(file):
         asked["ray_memory_threshold"] = RAISED_THRESHOLD
+    elif asked["ray_memory_threshold"] is None:
+        del asked["ray_memory_threshold"]
     return Settings(**asked)
+
+
+def _monitor_off_asked(file: File) -> bool:
+    """On unified memory it counts the page cache of a load, too: off unless the operator says otherwise."""
+    given = file.settings.ray_memory_threshold
+    return given == OFF or (given is None and file.recovery.unified_memory)
 
 
 def floors_of(file: File) -> Floors:
@@ -212,7 +220,7 @@ def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: Eng
         floors=floors_of(file),
         shared_digest=shared,
         node_digest=own,
-        ray_monitor_off_asked=file.settings.ray_memory_threshold == OFF,
+        ray_monitor_off_asked=_monitor_off_asked(file),
         autostart=file.engine.autostart,
         phase_budget_s=tuple(
             (phase, getattr(file.timeouts.phase_budget_s, phase.value)) for phase, _ in PHASE_BUDGETS

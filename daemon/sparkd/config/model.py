@@ -114,9 +114,7 @@ class EngineSection(Section):
 class SettingsSection(Section):
     """[settings]: what the operator asks for."""
 
-    ray_memory_threshold: Annotated[float, Field(ge=0.1, le=RAISED_THRESHOLD)] | SpeltOff = (
-        OFF if ASKED.ray_memory_threshold is None else ASKED.ray_memory_threshold
-    )
+    ray_memory_threshold: Annotated[float, Field(ge=0.1, le=RAISED_THRESHOLD)] | SpeltOff | None = None
     gpu_memory_utilization: t.Share = ASKED.gpu_memory_utilization
     kv_cache_bytes: Annotated[t.Bytes, Field(ge=1 << 20)] | None = ASKED.kv_cache_bytes
     max_num_batched_tokens: t.Count | None = ASKED.max_num_batched_tokens
@@ -223,6 +221,8 @@ class PathsSection(Section):
     run_dir: t.AbsolutePath = PATHS.run_dir
     kernel_log: t.AbsolutePath | Literal["", "auto", "journal"] = PATHS.kernel_log
     signatures_dir: t.AbsolutePath = PATHS.signatures_dir
+    guard_status: t.AbsolutePath = PATHS.guard_status
+    guard_dir: t.AbsolutePath = PATHS.guard_dir
 
 
 class File(BaseSettings):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
+from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import MemorySample, Signal
 from sparkd.sizing.sized import Sized
 from sparkd.words import Phase, Settings, Sizes, Stamp, UnitName
@@ -262,6 +262,13 @@ class MemoryObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardObserved:
+    """What this node's memory guard is changed."""
+
+    guard: GuardSeen
+
+
+@dataclass(frozen=True, slots=True)
 class ModelChecked:
     """Outcome of the check before a launch (weights complete and not growing, programs there).
 
@@ -324,6 +331,7 @@ Event = (
     | EngineObserved
     | CanaryAnswered
     | MemoryObserved
+    | GuardObserved
     | ModelChecked
     | OperatorAsked
     | LoopStalled

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sparkd.core import incident, rungs
+from sparkd.core import guards, incident, rungs
 from sparkd.core.policy import UnfitPlan
 from sparkd.core.records import PlanDoubted, SettingsAdopted
 from sparkd.core.turn import Turn
@@ -86,7 +86,8 @@ def _nodes(turn: Turn) -> tuple[tuple[str, Node], ...]:
     """Return every node's memory as far as it is known; where the engine runs, as it was before it."""
     if not turn.policy.unified_memory:
         return ()  # the device's own memory is known to nobody before vLLM tells it
-    member, guard = turn.member, turn.policy.guard_floor_bytes if turn.policy.guard_enforcing else None
+    member, guarded = turn.member, guards.enforce(turn.state, turn.policy)
+    guard = turn.policy.guard_floor_bytes if guarded else None
     free = member.memory.available_bytes if member.memory else None
     total = member.memory.total_bytes if member.memory else None
     known = [(turn.state.node, total, member.baseline_bytes if member.ran else free)]
@@ -100,7 +101,7 @@ def _nodes(turn: Turn) -> tuple[tuple[str, Node], ...]:
 
 def _advice(turn: Turn, node: Node, settings: Settings) -> Advice | None:
     """Ask for one node; where it would fail, what fits has Ray's monitor loosened: that costs nothing."""
-    model, policy = turn.member.model, turn.policy
+    model, policy = turn.member.model, guards.in_force(turn.state, turn.policy)
     if model is None:
         return None
     asked = plan_for(model.request(node, settings, policy.floors), model.weights)

@@ -71,6 +71,8 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
         return
     news = not membership.is_heard(turn, peer)
+    if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
+        turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
     turn.set_peer(peer, news=news, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
 
 
@@ -192,6 +194,10 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
 
 
+def _guard(turn: Turn, event: ev.GuardObserved) -> None:
+    turn.set_member(news=event.guard != turn.member.guard, guard=event.guard)
+
+
 def _model(turn: Turn, event: ev.ModelChecked) -> None:
     not_ready = None if event.ready else event.reason
     known = turn.member
@@ -310,6 +316,7 @@ FOLDS: dict[type, Callable[[Turn, Any], None]] = {
     ev.EngineObserved: observed.engine,
     ev.CanaryAnswered: observed.canary,
     ev.MemoryObserved: _memory,
+    ev.GuardObserved: _guard,
     ev.ModelChecked: _model,
     ev.OperatorAsked: _operator,
     ev.LoopStalled: _stalled,

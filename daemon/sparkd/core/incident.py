@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import fence, remedy, restart
+from sparkd.core import fence, guards, remedy, restart
 from sparkd.core.decision import Case, decide
 from sparkd.core.phases import is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
@@ -152,9 +152,9 @@ def _decide(turn: Turn) -> None:
     failure, incident = turn.lead.failure, turn.lead.incident
     if failure is None or incident is None:
         return
-    case = _case(turn, failure, incident)
-    turn.note(Judged(incident=incident.number, case=case, policy=turn.policy))
-    _apply(turn, *decide(case, turn.policy))
+    case, policy = _case(turn, failure, incident), guards.in_force(turn.state, turn.policy)
+    turn.note(Judged(incident=incident.number, case=case, policy=policy))
+    _apply(turn, *decide(case, policy))
 
 
 def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:

@@ -47,13 +47,12 @@ class Policy:
         floors: the ladder's bounds.
         shared_digest, node_digest: the plan as this node renders it (see `engines.digest`).
         version: this daemon's version.
-        guard_enforcing: every node's guard is observed enforcing (none exists before the memory guard does).
-        guard_floor_bytes: available memory below which the guard ends the member; design: the guard gets its
-            floors from the daemon.
+        guard_enforcing: every node's guard is observed enforcing; put in for each decision (`core.guards`).
+        guard_floor_bytes: available memory below which the guard ends the member: it is asked for this floor.
         unified_memory: GPU and node share one memory (DGX Spark); False: the device has its own, and a kill
             for the node's memory is not cured by a smaller KV cache.
-        ray_monitor_off_asked: the operator asks for Ray's memory monitor off; `settings` then holds the
-            highest threshold instead, for the monitor may be off only while every guard enforces.
+        ray_monitor_off_asked: Ray's memory monitor is wanted off; `settings` then holds the highest threshold
+            instead, for the monitor may be off only while every guard enforces.
         autostart: start the engine when the daemon starts.
         phase_budget_s: longest silence of progress within a phase.
         stall_s: longest silence of a load that has begun to progress.

@@ -11,7 +11,7 @@ from typing import Any
 from sparkd.core.context import same_context
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
 from sparkd.core.leak import leaks
-from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
+from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
@@ -75,6 +75,8 @@ class Published:
     level: MemberStatus | None = None
     status_at_s: float = float("-inf")
     telemetry_at_s: float = float("-inf")
+    leased: Phase | None = None
+    leased_at_s: float = float("-inf")
     intent_at_s: float = float("-inf")
     intent_seq: int = 0
 
@@ -88,7 +90,7 @@ class Member:
     something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
     ended without rest, 0 = nothing; `returned`:
     memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
-    the model's files say, None = nothing is known.
+    the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet.
     """
 
     intent: Intent | None = None
@@ -116,6 +118,7 @@ class Member:
     returned: tuple[int, ...] = ()
     leaking: bool = False
     model: Sized | None = None
+    guard: GuardSeen | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkd.core.messages import UnitState
+from sparkd.core import guards
+from sparkd.core.messages import GuardSeen, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.state import Incident, Peer, State
 from sparkd.export import facts
@@ -69,7 +70,7 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "model": _model(policy, about),
         "traffic": _traffic(state),
         "nodes": [_node(state, name, policy, now) for name, _ in policy.nodes],
-        "guard_enforcing": policy.guard_enforcing,
+        "guard_enforcing": facts.guards_enforce(state, policy, now),
         "settings": _settings(state, policy, about),
         "progress": _progress(state, policy, now),
         "waiting": None if coordinator is None else list(coordinator.waiting),
@@ -120,8 +121,19 @@ def _node(state: State, name: str, policy: Policy, now: float) -> dict[str, Any]
         "node": name,
         "role": Role.HEAD if name == policy.head else Role.WORKER,
         **asdict(facts.memory_of(state, name, policy, now)),
-        "floor_bytes": None,  # the memory guard's, as far as one is observed
+        **_guard(facts.guard_of(state, name, policy, now)),
         **own,
+    }
+
+
+def _guard(guard: GuardSeen | None) -> dict[str, Any]:
+    """The memory guard of a node; all None where nobody has said anything of it."""
+    return {
+        "floor_bytes": guard.floor_bytes if guard else None,
+        "guard": guard.state if guard else None,
+        "guard_why": guard.reason if guard else None,
+        "guard_trips": guard.trips if guard else None,
+        "guard_notes": [*guard.notes, *guard.rivals] if guard else None,
     }
 
 
@@ -162,12 +174,12 @@ def _peer(state: State, peer: Peer, policy: Policy, now: float) -> dict[str, Any
 
 
 def _settings(state: State, policy: Policy, about: About) -> dict[str, Any]:
-    asked = asdict(policy.settings)
+    wanted = guards.asked(state, policy)
     in_force = facts.settings_of(state)
     return {
-        "asked": asked,
+        "asked": asdict(wanted),
         "in_force": None if in_force is None else asdict(in_force),
-        "changed": facts.changed(policy.settings, in_force),
+        "changed": facts.changed(wanted, in_force),
         "kv_cache_measured_bytes": facts.watch_of(state).kv_cache_bytes,
         "learned": about.learned,
     }
