@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sim.world import World, serving
+from dataclasses import replace
+
+from sim.world import TOTAL_BYTES, World, serving
 from sizing.large import sized_large
 from sparkd.core.policy import UnfitPlan
 from sparkd.core.records import Judged, PhaseChanged, PlanDoubted, Remedied, SettingsAdopted
@@ -87,3 +89,64 @@ def test_nothing_known_of_the_model_launches_as_asked() -> None:
     world.run_until(serving(world))
     assert world.head.procs[UnitName.SERVE].settings == ASKED
     assert world.records(PlanDoubted) == []
+
+
+# -- learning ------------------------------------------------------------------------------------
+
+USED = {
+    Phase.INIT_DISTRIBUTED: 8.0, Phase.LOADING_WEIGHTS: 63.0, Phase.PROFILING: 66.0,
+    Phase.CAPTURING_GRAPHS: 107.9, Phase.STARTING_API: 108.9,
+}  # fmt: skip
+"""GiB in use when a phase begins: what this model really takes, 4 GiB less than is typical."""
+
+
+def measured(world: World) -> None:
+    """Let the node's memory follow what runs."""
+
+    def follow(node, _proc, phase) -> None:
+        if node.name == "spark-a":
+            node.available_bytes = TOTAL_BYTES - int(USED[phase] * GIB)
+            world._memory(node)
+
+    world.on_serve = follow
+
+
+def test_a_measured_start_corrects_the_next_estimate_through_a_restart_of_the_daemon() -> None:
+    """By typical amounts the asked settings do not fit; by this model's own peaks they do."""
+    world = world_of(cooldown_s=100.0)
+    measured(world)
+    world.run_until(serving(world))
+    world.run_for(200.0)
+    (doubted,) = world.records(PlanDoubted)
+    assert doubted.action == "adjusted"
+    learned = world.head.state.coordinator.learned
+    assert learned is not None
+    assert learned.of(Phase.CAPTURING_GRAPHS) < -3 * GIB
+    assert [phase for phase, _ in learned.by_phase][::4] == [Phase.INIT_DISTRIBUTED, Phase.CAPTURING_GRAPHS]
+
+    world.head.available_bytes = TOTAL_BYTES - int(5 * GIB)
+    world.restart_daemon("spark-a", settings=None, asked=None)
+    assert world.head.state.coordinator.learned == learned
+    world.run_until(serving(world))
+
+    assert world.head.procs[UnitName.SERVE].settings == ASKED
+    assert len(world.records(PlanDoubted)) == 1, "nothing speaks against them any more"
+
+
+def test_what_was_learned_of_another_model_or_engine_says_nothing() -> None:
+    world = world_of(context="engine/driver")
+    measured(world)
+    world.run_until(serving(world))
+    assert world.head.state.coordinator.learned is not None
+
+    world.head.policy = replace(world.head.policy, context="another/driver")
+    world.restart_daemon("spark-a")
+    assert world.head.state.coordinator.learned is None
+
+
+def test_nothing_is_learned_of_a_start_whose_cache_nobody_said() -> None:
+    world = world_of()
+    world.says_cache = False
+    measured(world)
+    world.run_until(serving(world))
+    assert world.head.state.coordinator.learned is None

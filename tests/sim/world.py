@@ -99,6 +99,7 @@ class World:
         self.model: Sized | None = None  # what the model's files say
         self.guards = dict.fromkeys(nodes, ENFORCING if guarded else UNSEEN)
         self.hung = False
+        self.says_cache = True
         self.outlives = False  # whether units outlive their daemon, as under systemd
         self.ray_addresses: dict[str, str] = dict(NODES)
         self.never_joins: set[str] = set()
@@ -268,7 +269,7 @@ class World:
             return
         if phase is Phase.STARTING_API:
             proc.ready = True
-        kv = int(49.12 * GIB) if phase is Phase.CAPTURING_GRAPHS else None
+        kv = int(49.12 * GIB) if phase is Phase.CAPTURING_GRAPHS and self.says_cache else None
         if proc.settings.kv_cache_bytes is not None and kv is not None:
             kv = proc.settings.kv_cache_bytes
         self.tell(node, ev.PhaseSeen(proc.stamp.generation, phase, kv_cache_bytes=kv))

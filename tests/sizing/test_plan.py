@@ -232,6 +232,18 @@ def test_a_phase_that_was_not_observed_takes_the_correction_of_the_one_before() 
     assert [learned.of(p) for p in (Phase.FORMING, Phase.PROFILING, Phase.SERVING)] == [0, 5, 9]
 
 
+def test_a_phase_too_short_to_be_measured_held_no_more_than_the_next_one() -> None:
+    request = asked()
+    plain = {need.phase: need.bytes for need in needs_of(request, sizes_of(request))}
+    later = plain[Phase.ALLOCATING_KV_CACHE] - 5 * GIB
+    used = ((Phase.PROFILING, plain[Phase.PROFILING]), (Phase.CAPTURING_GRAPHS, later))
+    learned = learn(request, Observed(used))
+
+    assert learned.of(Phase.ALLOCATING_KV_CACHE) == -5 * GIB
+    assert learned.of(Phase.PROFILING) == 0
+    assert learned.of(Phase.LOADING_WEIGHTS) <= 0, "nor did those before"
+
+
 def test_a_pinned_cache_teaches_nothing_about_sizing() -> None:
     request = asked(54.0, kv_cache_bytes=8 * GIB)
     assert learn(request, Observed((), 7 * GIB)) == Learned()

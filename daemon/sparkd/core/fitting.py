@@ -104,11 +104,12 @@ def _advice(turn: Turn, node: Node, settings: Settings) -> Advice | None:
     model, policy = turn.member.model, guards.in_force(turn.state, turn.policy)
     if model is None:
         return None
-    asked = plan_for(model.request(node, settings, policy.floors), model.weights)
+    learned = turn.lead.learned
+    asked = plan_for(model.request(node, settings, policy.floors, learned), model.weights)
     loose, _ = rungs.loosen_monitor(settings, policy)
     if not asked.asked.failures or policy.backend is not Backend.RAY or loose == settings:
         return asked
-    freed = plan_for(model.request(node, loose, policy.floors), model.weights)
+    freed = plan_for(model.request(node, loose, policy.floors, learned), model.weights)
     fitting = freed.fitting if freed.asked.failures else freed.asked
     return replace(asked, fitting=fitting, only_you=freed.only_you)
 

@@ -20,8 +20,8 @@ from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
-from sparkd.signals.model import Proof, Signal
-from sparkd.words import Stamp, UnitName
+from sparkd.signals.model import MemorySample, Proof, Signal
+from sparkd.words import LIVE, Stamp, UnitName
 
 
 def fold(turn: Turn, event: ev.Event) -> None:
@@ -190,8 +190,24 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     lowest = before.lowest_bytes
     if lowest is not None and before.ran:
         lowest = min(lowest, event.sample.available_bytes)
+    _note_peak(turn, event.sample)
     waited_for = before.fenced_generation < before.emptied_generation
     turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
+
+
+PEAK_STEP_BYTES = 1 << 26
+"""Peaks are kept in steps of so much: each new one is a record on disk."""
+
+
+def _note_peak(turn: Turn, sample: MemorySample) -> None:
+    """Keep the most that was in use in each phase of the running generation."""
+    lead = turn.state.coordinator
+    if lead is None or lead.phase not in LIVE:
+        return
+    used = -(-(sample.total_bytes - sample.available_bytes) // PEAK_STEP_BYTES) * PEAK_STEP_BYTES
+    peaks = dict(lead.watch.peaks)
+    if used > peaks.get(lead.phase, 0):
+        turn.set_watch(news=False, peaks=tuple((peaks | {lead.phase: used}).items()))
 
 
 def _guard(turn: Turn, event: ev.GuardObserved) -> None:

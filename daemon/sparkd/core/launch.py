@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import decision, fence, fitting, guards, incident, watch
+from sparkd.core import decision, fence, fitting, guards, incident, keeping, watch
 from sparkd.core.membership import head_joined, unproven
 from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.phases import is_forward
@@ -244,6 +244,7 @@ def _serve(turn: Turn) -> None:
         )
     )
     _learn_silences(turn)
+    keeping.learn_peaks(turn)
     turn.set_lead(verified=lead.settings)
     turn.move(Phase.SERVING, "verified by a real generation")
     incident.close(turn, "recovered")

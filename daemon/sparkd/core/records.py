@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sparkd.core.decision import Case
 from sparkd.core.policy import Policy
 from sparkd.signals.model import Diagnosis
+from sparkd.sizing.model import Learned
 from sparkd.words import Phase, Settings, Stamp
 
 
@@ -177,6 +178,7 @@ class Kept:
         forgiven: the newest generation whose unclean end has been counted against its settings.
         unclean: how many boots in a row followed an unclean end.
         generation, phase: the newest generation and where it is; found running, it goes on there.
+        learned: what the peaks of a verified start teach the next estimate; None = none was measured.
         target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
     """
 
@@ -188,6 +190,7 @@ class Kept:
     unclean: int = 0
     generation: int = 0
     phase: Phase = Phase.IDLE
+    learned: Learned | None = None
     target: bool | None = None
     paused: bool = False
 

@@ -15,6 +15,7 @@ from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, Uni
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
+from sparkd.sizing.model import Learned
 from sparkd.sizing.sized import Sized
 from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
 
@@ -150,6 +151,7 @@ class Watch:
     else the engine says of its memory. `silences`:
     the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked. `token_at_s`:
     since when no token was seen, which our own stall begins anew; `worked_at_s`: when one truly was.
+    `peaks`: the most that was in use on this node in each phase, bytes.
     """
 
     progress: PhaseSeen | None = None
@@ -182,6 +184,7 @@ class Watch:
     outstanding_since_s: float | None = None
     busy_at_s: float = float("-inf")
     silences: tuple[tuple[Phase, float], ...] = ()
+    peaks: tuple[tuple[Phase, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +223,8 @@ class Coordinator:
     row since a generation last served for the cooldown; `trial`: the settings in force are tried although
     others are proven; `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the
     settings that served last; `edited`: what was edited since the start of a generation that was taken over,
-    for the next one; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all
-    this.
+    for the next one; `learned`: what the measured peaks `learned_from` teach the next estimate; `failed`:
+    settings that were given up for a memory reason; `kept`: what is on disk of all this.
     """
 
     phase: Phase = Phase.IDLE
@@ -260,6 +263,8 @@ class Coordinator:
     verified: Settings | None = None
     proven: Settings | None = None
     silences: tuple[tuple[Phase, float], ...] = ()
+    learned: Learned | None = None
+    learned_from: tuple[tuple[Phase, int], ...] = ()
     forgiven: int = 0
     unclean: int = 0
     edited: tuple[tuple[str, Any], ...] = ()
@@ -357,6 +362,7 @@ def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordina
         pause_wanted=policy.observe_only or kept.paused,
         proven=kept.proven if valid and remembered.asked == policy.settings else None,
         silences=kept.silences if valid else (),
+        learned=kept.learned if valid else None,
         forgiven=kept.forgiven,
         unclean=kept.unclean,
         kept=kept,
