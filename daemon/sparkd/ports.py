@@ -140,6 +140,9 @@ class ModelFiles(Protocol):
     async def check(self) -> ModelChecked:
         """Return whether the programs and every file of the model are there and not growing."""
 
+    async def evict(self) -> None:
+        """Have the pages of the model's files dropped, as far as they may be read. Raises OSError."""
+
 
 class Store(Protocol):
     """What survives a crash."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sim.world import TOTAL_BYTES, World, serving
 from sizing.large import sized_large
 from sparkd.core.policy import UnfitPlan
-from sparkd.core.records import Judged, PhaseChanged, PlanDoubted, Remedied, SettingsAdopted
+from sparkd.core.records import Judged, MemoryKept, PhaseChanged, PlanDoubted, Remedied, SettingsAdopted
 from sparkd.words import GIB, Phase, Settings, UnitName
 
 ASKED = Settings()
@@ -150,3 +150,39 @@ def test_nothing_is_learned_of_a_start_whose_cache_nobody_said() -> None:
     measured(world)
     world.run_until(serving(world))
     assert world.head.state.coordinator.learned is None
+
+
+# -- between two generations ---------------------------------------------------------------------
+
+
+def test_the_page_cache_of_the_weights_goes_on_every_node_before_each_launch() -> None:
+    world = World()
+    world.run_until(serving(world))
+    world.signal("spark-a", "ray_node_died")
+    world.run_until(lambda: world.phase is not Phase.SERVING)
+    world.run_until(serving(world))
+    assert {node for node, _ in world.evictions} == set(world.nodes)
+    assert ("spark-b", 1) in world.evictions
+
+
+def test_a_gpu_with_a_memory_of_its_own_keeps_the_page_cache() -> None:
+    world = World(unified_memory=False)
+    world.run_until(serving(world))
+    assert world.evictions == []
+
+
+def test_memory_that_stays_away_is_said_and_the_next_launch_is_judged_by_what_is_there() -> None:
+    world = world_of(weights=40.0, settings=Settings(gpu_memory_utilization=0.80))
+    world.run_until(serving(world))
+    assert world.records(PlanDoubted) == []
+    world.head.available_bytes -= 30 * GIB
+    world.signal("spark-a", "ray_node_died")
+    world.run_until(lambda: world.phase is not Phase.SERVING)
+    world.run_until(lambda: world.generation == 2)
+
+    (kept,) = world.records(MemoryKept)
+    assert (kept.generation, kept.missing_bytes) == (1, 30 * GIB)
+    assert kept.waited_s >= world.head.policy.memory_release_s
+    (doubted,) = world.records(PlanDoubted)
+    assert (doubted.node, doubted.cause) == ("spark-a", "startup_free_memory_too_low")
+    assert doubted.action == "launched", "these settings have served: what holds the memory may end"

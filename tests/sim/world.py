@@ -92,6 +92,7 @@ class World:
         self.count = 0
         self.steps = 0
         self.notices: list[IncidentNotice] = []
+        self.evictions: list[tuple[str, int]] = []
         self.leases: list[tuple[float, str, Phase, int]] = []
         self.broker = True
         self.delay_s = 0.01
@@ -302,6 +303,9 @@ class World:
         ready = self.model_ready[node.name]
         reason = "" if ready else "model files incomplete"
         self.later(node, 0.05, ev.ModelChecked(ready, reason, self.model if ready else None))
+
+    def _do_EvictPages(self, node: Sim, _command: co.EvictPages) -> None:  # noqa: N802
+        self.evictions.append((node.name, node.state.member.emptied_generation))
 
     def _do_ProbeMembership(self, node: Sim, command: co.ProbeMembership) -> None:  # noqa: N802
         head_runs = self._ray_runs("spark-a", command.generation)

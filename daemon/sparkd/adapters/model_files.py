@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkd.adapters.safetensors_header import HEADER_MAX_BYTES, read_header
+from sparkd.adapters.safetensors_header import HEADER_MAX_BYTES, open_quietly, read_header
 from sparkd.core.events import ModelChecked
 from sparkd.sizing.sized import Sized
 
@@ -87,6 +87,15 @@ class LocalModel:
         finished, self._running = self._running, None
         return finished.result()
 
+    async def evict(self) -> None:
+        """Have the kernel drop the weights' clean pages: on unified memory the next start needs the room.
+
+        Needs no root, only that the files may be read. Raises OSError.
+        """
+        root = Path(self._model)
+        if root.is_absolute():
+            await asyncio.to_thread(_evict, root)
+
     def _check(self) -> ModelChecked:
         missing = [name for name in self._programs if shutil.which(name, path=self._path) is None]
         if missing:
@@ -141,6 +150,16 @@ class LocalModel:
         short = short_bytes(path, stat.st_size) if path.suffix == ".safetensors" else 0
         self._looks[path] = _Look(stat.st_size, stat.st_mtime_ns, short)
         return old is not None or self._wall() - stat.st_mtime < SETTLE_S
+
+
+def _evict(root: Path) -> None:
+    for entry in os.scandir(root):
+        if entry.name.endswith(_WEIGHTS) and entry.is_file():
+            fd = open_quietly(Path(entry.path))
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
 
 
 def short_bytes(path: Path, size: int) -> int:

@@ -51,6 +51,11 @@ class CheckModel:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictPages:
+    """Let the kernel drop the model's files from the page cache; nothing waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeMembership:
     """Ask Ray's GCS for its nodes; MembershipObserved."""
 
@@ -137,6 +142,7 @@ Command = (
     | StopUnit
     | DrainSources
     | CheckModel
+    | EvictPages
     | ProbeMembership
     | ProbeEngine
     | SendCanary

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership, observed, watch
+from sparkd.core import incident, member, membership, observed, release, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
@@ -192,6 +192,8 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
         lowest = min(lowest, event.sample.available_bytes)
     _note_peak(turn, event.sample)
     waited_for = before.fenced_generation < before.emptied_generation
+    if waited_for:
+        release.note_rise(turn, event.sample.available_bytes)
     turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
 
 

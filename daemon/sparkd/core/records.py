@@ -222,6 +222,18 @@ class MemberRested:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryKept:
+    """Not all of a dead generation's memory came back: the next start is judged by what is there.
+
+    `missing_bytes`: beside what was available before its start; `waited_s`: since its end.
+    """
+
+    generation: int
+    missing_bytes: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """A generation answered a real generation correctly."""
 
@@ -254,6 +266,7 @@ Record = (
     | KeptChanged
     | MemberRan
     | MemberRested
+    | MemoryKept
     | Verified
     | InvariantBroken
 )

@@ -91,7 +91,8 @@ class Member:
     something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
     ended without rest, 0 = nothing; `returned`:
     memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
-    the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet.
+    the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet;
+    `rose_bytes`, `rose_at_s`: what was available when it last rose after the last end, and when that was.
     """
 
     intent: Intent | None = None
@@ -102,6 +103,8 @@ class Member:
     swept: bool = False
     found: tuple[RunningUnit, ...] = ()
     emptied_at_s: float | None = None
+    rose_bytes: int = 0
+    rose_at_s: float = float("-inf")
     emptied_generation: int = 0
     fenced_generation: int = 0
     draining_generation: int = 0

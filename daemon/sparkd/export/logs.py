@@ -18,6 +18,7 @@ from sparkd.core.records import (
     KeptChanged,
     MemberRan,
     MemberRested,
+    MemoryKept,
     MessageDropped,
     PeerChanged,
     PhaseChanged,
@@ -134,9 +135,10 @@ def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
             | MemberRan()
             | MemberRested()
             | PlanDoubted()
+            | MemoryKept()
         ):
             level = logging.DEBUG if isinstance(record, _FOR_THE_DISK) else logging.INFO
-            level = logging.WARNING if isinstance(record, PlanDoubted) else level
+            level = logging.WARNING if isinstance(record, PlanDoubted | MemoryKept) else level
             return level, _EVENTS[type(record)], asdict(record)
         case PeerChanged(present=there) | SessionChanged(connected=there):
             return logging.INFO if there else logging.WARNING, _EVENTS[type(record)], asdict(record)
@@ -170,6 +172,7 @@ _EVENTS: dict[type[Any], str] = {
     MemberRan: "member_ran",
     MemberRested: "member_rested",
     PlanDoubted: "plan_doubted",
+    MemoryKept: "memory_kept",
 }
 
 

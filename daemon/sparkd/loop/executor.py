@@ -70,6 +70,7 @@ class Executor:
             co.StopUnit: self._stop,
             co.DrainSources: self._drain,
             co.CheckModel: self._check_model,
+            co.EvictPages: lambda _: world.model.evict(),
             co.ProbeMembership: self._membership,
             co.ProbeEngine: self._engine,
             co.SendCanary: self._canary,
