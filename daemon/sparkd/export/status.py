@@ -72,6 +72,7 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "nodes": [_node(state, name, policy, now) for name, _ in policy.nodes],
         "guard_enforcing": facts.guards_enforce(state, policy, now),
         "settings": _settings(state, policy, about),
+        "held": _held(state),
         "progress": _progress(state, policy, now),
         "waiting": None if coordinator is None else list(coordinator.waiting),
         "backoff_s": _backoff(state, now),
@@ -146,6 +147,7 @@ def _own(state: State) -> dict[str, Any]:
         "mqtt": None,
         "http": None,
         "broker": state.broker,
+        "baseline_bytes": state.member.baseline_bytes,
         "leaving": state.member.leaving,
         "not_ready": state.member.not_ready,
         "refused": state.member.refused,
@@ -166,6 +168,7 @@ def _peer(state: State, peer: Peer, policy: Policy, now: float) -> dict[str, Any
         "mqtt": facts.heard_by_mqtt(state, peer, policy, now),
         "http": facts.heard_by_http(peer, policy, now),
         "broker": facts.heard_by_mqtt(state, peer, policy, now),
+        "baseline_bytes": None if status is None else status.baseline_bytes,
         "leaving": None if status is None else status.leaving,
         "not_ready": None if status is None else status.not_ready,
         "refused": None if status is None else status.refused,
@@ -182,6 +185,16 @@ def _settings(state: State, policy: Policy, about: About) -> dict[str, Any]:
         "changed": facts.changed(wanted, in_force),
         "kv_cache_measured_bytes": facts.watch_of(state).kv_cache_bytes,
         "learned": about.learned,
+    }
+
+
+def _held(state: State) -> dict[str, Any]:
+    """What the engine says that one rank holds."""
+    watch = facts.watch_of(state)
+    return {
+        "weights_bytes": watch.weights_bytes,
+        "kv_cache_bytes": watch.kv_cache_bytes,
+        "graphs_bytes": watch.sizes.captured_bytes,
     }
 
 
