@@ -66,6 +66,9 @@ api_host = "127.0.0.2"
 api_port = {api}
 master_port = {master}
 
+[settings]
+ray_memory_threshold = 0.95
+
 [broker]
 host = "{broker_host}"
 port = {broker}

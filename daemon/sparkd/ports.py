@@ -17,12 +17,12 @@ from sparkd.core.events import (
     MembershipObserved,
     ModelChecked,
 )
-from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
+from sparkd.core.messages import GuardSeen, IncidentNotice, Intent, MemberStatus, Report, Telemetry
 from sparkd.core.records import Record
 from sparkd.core.state import Remembered
 from sparkd.engines.model import Rendered
-from sparkd.signals.model import MemorySample
-from sparkd.words import UnitName
+from sparkd.signals.model import MemorySample, Signal
+from sparkd.words import Phase, UnitName
 
 Emit = Callable[[Event], None]
 
@@ -121,11 +121,27 @@ class Memory(Protocol):
         """Return one reading, None where the system does not say."""
 
 
+class MemoryGuard(Protocol):
+    """This node's memory guard, another process."""
+
+    def read(self) -> GuardSeen:
+        """Return what is known of it now."""
+
+    def trips(self) -> Sequence[Signal]:
+        """Return a signal for each trip that was not returned before, oldest first."""
+
+    def lease(self, phase: Phase, floor_bytes: int) -> None:
+        """Ask for the phase's floor for half a minute; what cannot be written is told, not raised."""
+
+
 class ModelFiles(Protocol):
     """What must be there before a launch."""
 
     async def check(self) -> ModelChecked:
         """Return whether the programs and every file of the model are there and not growing."""
+
+    async def evict(self) -> None:
+        """Have the pages of the model's files dropped, as far as they may be read. Raises OSError."""
 
 
 class Store(Protocol):

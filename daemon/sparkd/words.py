@@ -134,6 +134,18 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class Floors:
+    """How far the settings may be lowered: the operator's."""
+
+    gpu_memory_utilization: float = 0.5
+    kv_cache_bytes: int = GIB
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 2048
+    eager_allowed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What the engine itself says of its memory, bytes of one rank; None = not said.
 

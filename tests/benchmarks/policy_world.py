@@ -20,8 +20,7 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from sparkd.core.policy import Floors
-from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import CudaGraph, Floors, LoadFormat, Phase, Settings
 
 GIB = 1 << 30
 EPSILON = 1e-9

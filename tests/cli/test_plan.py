@@ -12,6 +12,7 @@ from sparkd.cli import plan, sparkctl
 from sparkd.sizing.verdict import Outcome
 
 SPARK = ("--node-memory", "119.7GiB", "--node-available", "117GiB")
+WATCHED = ("--set", "ray_memory_threshold=0.95")
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_plan_that_fits(run, model) -> None:
 
 
 def test_a_plan_that_does_not_fit_says_by_how_much_and_what_would(run, model) -> None:
-    status, out, _ = run(model, *SPARK)
+    status, out, _ = run(model, *SPARK, *WATCHED)
     assert status == 1
     assert "it does not fit" in out and "more than may be used (Ray's memory monitor at 95%)" in out
     assert "gpu_memory_utilization  0.9 →" in out and "pays one for one" in out
@@ -73,7 +74,7 @@ def test_what_it_advises_fits(run, model) -> None:
 
 
 def test_json_has_every_number(run, model) -> None:
-    status, out, _ = run(model, *SPARK, "--json")
+    status, out, _ = run(model, *SPARK, *WATCHED, "--json")
     found = json.loads(out)
     assert (status, found["version"], found["outcome"]) == (1, 1, "too_large")
     assert found["weights_bytes"] == 44901376 and found["kv_token_bytes"] == 1024

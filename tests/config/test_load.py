@@ -6,16 +6,17 @@ import pytest
 
 from config.files import KEY, RIGHT
 from sparkd.config import load
-from sparkd.core.policy import Floors, Policy
+from sparkd.core.policy import Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import Device
-from sparkd.words import GIB, Backend, CudaGraph, Phase, Role, Settings
+from sparkd.words import GIB, Backend, CudaGraph, Floors, Phase, Role, Settings
 
 
 def test_least_configuration_is_all_defaults(place):
     loaded = place.load()
     plain = Policy(node="", head="", nodes=())
-    assert loaded.policy.settings == Settings()
+    assert loaded.policy.settings == Settings(ray_memory_threshold=0.98)
+    assert loaded.policy.ray_monitor_off_asked, "where every guard enforces"
     assert loaded.policy.floors == Floors()
     assert loaded.policy.phase_budget_s == plain.phase_budget_s
     assert loaded.policy.stall_s == plain.stall_s
@@ -63,13 +64,30 @@ def test_every_kind_of_value(place):
     assert (loaded.engine.backend, loaded.engine.device) == (Backend.MP, Device.CPU)
     assert loaded.engine.env == (("A", "3"), ("NCCL_DEBUG", "INFO"))
     assert loaded.engine.extra_args == ("--trust-remote-code",)
-    assert loaded.policy.settings == Settings(kv_cache_bytes=89 * GIB // 2, cudagraph=CudaGraph.NONE)
+    assert loaded.policy.settings == Settings(
+        ray_memory_threshold=0.98, kv_cache_bytes=89 * GIB // 2, cudagraph=CudaGraph.NONE
+    )
     assert not loaded.policy.floors.eager_allowed
     assert loaded.policy.stall_s == 90.0
     assert loaded.policy.budget_of(Phase.COMPILING) == 3000.0
     assert loaded.policy.budget_of(Phase.PROFILING) == 1200.0
     assert loaded.policy.transient_budget == 5
     assert loaded.api.socket == "/srv/r/sparkd.sock"
+
+
+@pytest.mark.parametrize(
+    ("given", "threshold", "off"),
+    [
+        ({"settings__ray_memory_threshold": 0.9}, 0.9, False),
+        ({"recovery__unified_memory": False}, 0.95, False),
+        ({"recovery__unified_memory": False, "settings__ray_memory_threshold": "off"}, 0.98, True),
+    ],
+)
+def test_ray_monitor_is_the_operators_and_by_default_off_on_unified_memory_alone(
+    place, given, threshold, off
+):
+    policy = place.load(**given).policy
+    assert (policy.settings.ray_memory_threshold, policy.ray_monitor_off_asked) == (threshold, off)
 
 
 def test_ray_monitor_off_waits_for_the_guard(place):

@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 
 from guard.rig import GIB, TOTAL, rig, until
 from sparkd.adapters.clock import MonotonicClock
-from sparkd.adapters.guard import LEASE_S, SEEN_WITHIN_S, Guard, GuardSeen, floor_of
+from sparkd.adapters.guard import LEASE_S, SEEN_WITHIN_S, Guard, floor_of
+from sparkd.core.messages import GuardSeen
 from sparkd.guard.lease import parse
 from sparkd.guard.settings import Settings as GuardSettings
 from sparkd.signals.causes import CAUSES
@@ -25,6 +26,7 @@ from sparkd.signals.model import Evidence, Proof
 from sparkd.words import Phase
 
 BOOT = "0f0f0f0f-boot"
+NOWHERE = {"status": Path("/nonexistent/status"), "state": Path("/nonexistent")}
 
 
 @pytest.fixture
@@ -63,7 +65,9 @@ def test_the_guard_takes_the_floor_that_the_daemon_gives_and_tells_it_back(node)
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_every_phase_can_be_leased_and_none_is_above_the_floor_that_was_asked(phase, tmp_path) -> None:
-    guard = Guard(Still(100.0), "spark-a", floors=tmp_path / "new" / "floors")
+    guard = Guard(
+        Still(100.0), "spark-a", floors=tmp_path / "new" / "floors", status=tmp_path, state=tmp_path
+    )
     guard.lease(phase, 3 * GIB)
     lease = parse((tmp_path / "new" / "floors").read_text(), 100.0, GuardSettings({}))
     assert (lease.phase, lease.floor, lease.note) == (phase.value, floor_of(phase, 3 * GIB), "")
@@ -74,7 +78,9 @@ def test_every_phase_can_be_leased_and_none_is_above_the_floor_that_was_asked(ph
 def test_the_floors_are_open_to_a_guard_without_rights_over_files(tmp_path) -> None:
     before = os.umask(0o077)
     try:
-        Guard(Still(1.0), "spark-a", floors=tmp_path / "guard" / "floors").lease(Phase.SERVING, 3 * GIB)
+        Guard(
+            Still(1.0), "spark-a", floors=tmp_path / "guard" / "floors", status=tmp_path, state=tmp_path
+        ).lease(Phase.SERVING, 3 * GIB)
     finally:
         os.umask(before)
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "guard", tmp_path / "guard" / "floors")]
@@ -83,7 +89,7 @@ def test_the_floors_are_open_to_a_guard_without_rights_over_files(tmp_path) -> N
 
 def test_floors_that_cannot_be_written_are_said_once(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    guard = Guard(Still(1.0), "spark-a", floors=tmp_path / "file" / "floors")
+    guard = Guard(Still(1.0), "spark-a", floors=tmp_path / "file" / "floors", **NOWHERE)
     with capture_logs() as lines:
         guard.lease(Phase.SERVING, GIB)
         guard.lease(Phase.SERVING, GIB)

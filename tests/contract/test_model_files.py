@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -12,8 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sizing.large import sized_large
 from sparkd.adapters.model_files import LocalModel, short_bytes
+from sparkd.adapters.model_headers import read_checkpoint
 from sparkd.core.events import ModelChecked
+from sparkd.sizing.sized import Sized
 
 NOW = 2_000_000_000.0
 READY = ModelChecked(ready=True)
@@ -231,3 +236,67 @@ def test_any_header_is_read_without_error(tmp_path_factory, content) -> None:
     path = tmp_path_factory.mktemp("shard") / "x.safetensors"
     path.write_bytes(content)
     assert short_bytes(path, len(content)) >= 0
+
+
+def test_a_model_is_sized_once_and_anew_where_its_files_change(disk) -> None:
+    asked = []
+
+    def size(folder: Path) -> Sized:
+        asked.append(folder)
+        return sized_large(50.0 + len(asked))
+
+    model = disk.open(size=size)
+    name = disk.shards()[1]
+    first = disk.check(model)
+    assert first.model is not None and first.model is disk.check(model).model
+    assert asked == [disk.root]
+
+    disk.put(name, safetensors(2000))
+    assert disk.check(model).model is None, "what still grows is not sized"
+    assert disk.check(model).model == sized_large(52.0)
+    assert asked == [disk.root] * 2
+
+
+def test_a_model_that_cannot_be_sized_is_ready_all_the_same(disk) -> None:
+    disk.shards()
+    assert disk.check(disk.open(size=lambda _folder: None)) == READY
+
+
+def resident(path: Path) -> int:
+    """Return how many of a file's pages are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    assert libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), found) == 0
+    libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+    return sum(entry & 1 for entry in found)
+
+
+def test_neither_the_check_nor_the_sizing_fills_the_page_cache_and_eviction_empties_it(tmp_path) -> None:
+    """On a file system with a page cache; one that keeps everything in memory cannot drop anything."""
+    disk = Disk(tmp_path)
+    path, size = disk.root / "model.safetensors", 8 << 20
+    disk.put(path.name, safetensors(size))
+    os.sync()
+    asyncio.run(disk.model.evict())
+    if resident(path):
+        pytest.skip("this file system keeps its pages")
+    model = disk.open(size=lambda folder: read_checkpoint(folder) and None)
+
+    assert disk.check(model) == READY
+    assert resident(path) <= 2, "headers alone were read, and given back"
+
+    path.read_bytes()
+    assert resident(path) > size // mmap.PAGESIZE // 2
+    asyncio.run(model.evict())
+    assert resident(path) == 0
+
+
+def test_what_is_no_directory_has_no_pages_to_drop(disk) -> None:
+    asyncio.run(disk.open("org/model").evict())
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(disk.open(str(disk.root / "none")).evict())

@@ -11,9 +11,8 @@ import pytest
 from sim.world import make_policy
 from sparkd.core import ladder, room, rungs
 from sparkd.core.need import Known, Need, limit_of, need_of, reading_of, weights_of
-from sparkd.core.policy import Floors
 from sparkd.signals.model import Diagnosis, Quantity
-from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings, Sizes
+from sparkd.words import GIB, Backend, CudaGraph, Floors, LoadFormat, Phase, Settings, Sizes
 
 TOTAL = int(119.7 * GIB)
 POLICY = make_policy("spark-a")

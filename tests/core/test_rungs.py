@@ -9,11 +9,10 @@ import pytest
 from core.given import POLICY
 from sparkd.core import ladder, room, rungs
 from sparkd.core.need import Known, Need, need_of
-from sparkd.core.policy import Floors
 from sparkd.core.rungs import Draft
 from sparkd.core.spikes import NOISE_BYTES
 from sparkd.signals.model import Diagnosis, Quantity
-from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import GIB, Backend, CudaGraph, Floors, LoadFormat, Phase, Settings
 
 TOTAL = 100 * GIB
 FLOORS = Floors()

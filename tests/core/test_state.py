@@ -14,14 +14,13 @@ from sparkd.core.evolve import evolve
 from sparkd.core.leak import LEAK_LEAST_BYTES, leaks
 from sparkd.core.messages import same_level
 from sparkd.core.phases import IllegalTransitionError
-from sparkd.core.policy import Floors
 from sparkd.core.publish import status_of
 from sparkd.core.records import Kept, MessageDropped, PeerChanged, PhaseChanged, SessionChanged, StampAdvanced
 from sparkd.core.state import Coordinator, Member, Peer, Remembered, State, initial
 from sparkd.core.step import next_deadline, step
 from sparkd.core.told import tell
 from sparkd.core.turn import Concern
-from sparkd.words import GIB, CudaGraph, Phase, Settings, Stamp
+from sparkd.words import GIB, CudaGraph, Floors, Phase, Settings, Stamp
 
 ASKED = replace(POLICY, context="engine/driver")
 LEARNED = Settings(max_num_seqs=12)
@@ -311,9 +310,9 @@ def test_the_next_deadline_is_the_earliest_of_all_concerns() -> None:
 @pytest.mark.parametrize(
     ("wakes", "orders"),
     [
-        ((NOW, NOW + 9, NOW + 9), {"CheckModel", "PublishStatus", "PublishTelemetry"}),
+        ((NOW, NOW + 9, NOW + 9), {"CheckModel", "LeaseFloor", "PublishStatus", "PublishTelemetry"}),
         ((NOW + 9, NOW, NOW + 9), set()),
-        ((NOW + 9, NOW + 9, NOW), {"PublishStatus", "PublishTelemetry"}),
+        ((NOW + 9, NOW + 9, NOW), {"LeaseFloor", "PublishStatus", "PublishTelemetry"}),
         ((NOW + 9, NOW + 9, NOW + 9), set()),
         ((NOW + 0.001, NOW + 0.001, NOW + 0.001), set()),
     ],

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 
 from export import states
+from sim.world import ENFORCING, OBSERVING, UNSEEN
+from sparkd.cli.status_text import status_text
 from sparkd.core.messages import MemberStatus
 from sparkd.export import human
+from sparkd.export.one_line import one_line
 from sparkd.export.page import page
 from sparkd.export.sentences import now_lines, progress_text
 from sparkd.export.stages import stages_of
@@ -177,3 +180,51 @@ def test_stages_leave_out_what_was_not_reached_and_what_was_before():
 
     assert stages_of(times) == (("fence_ordered", 0.0), ("decided", 2.0))
     assert stages_of({}) == ()
+
+
+def test_the_guards_are_told_by_node_and_what_is_wrong_with_one_in_a_line():
+    state = states.serving()
+    peer = replace(states.PEER, status=replace(states.PEER.status, guard=replace(OBSERVING, trips=2)))
+    guarded = replace(state, member=replace(state.member, guard=ENFORCING), peers=(peer,))
+    document = view(guarded)
+    own, other = document["nodes"]
+
+    assert (own["guard"], own["guard_why"], own["floor_bytes"]) == ("enforcing", "", 3 * GIB)
+    assert (other["guard"], other["guard_why"], other["guard_trips"]) == (
+        "only observing",
+        "it only observes",
+        2,
+    )
+    assert document["guard_enforcing"] is False
+    lines = [line for line in status_text(document, 1.7e9).splitlines() if line.startswith("guard ")]
+    assert lines == [
+        "guard     spark-b: memory guard only observing: it only observes",
+        "guard     spark-b: the memory guard acted 2 times since it began (docs/guard.md)",
+    ]
+    assert "memory guard" not in one_line(guarded, states.POLICY, states.NOW)
+    lost = replace(state, member=replace(state.member, guard=UNSEEN))
+    assert "memory guard not there" in one_line(lost, states.POLICY, states.NOW)
+
+
+def test_a_guard_of_which_nobody_has_said_anything_is_unknown():
+    document = view(states.serving())
+    assert document["guard_enforcing"] is None
+    assert [node["guard"] for node in document["nodes"]] == [None, None]
+
+
+def test_a_monitor_that_is_off_beside_guards_as_asked_is_no_change():
+    state = states.serving()
+    peer = replace(states.PEER, status=replace(states.PEER.status, guard=ENFORCING))
+    settings = replace(states.POLICY.settings, ray_memory_threshold=None)
+    policy = replace(
+        states.POLICY, settings=replace(settings, ray_memory_threshold=0.98), ray_monitor_off_asked=True
+    )
+    guarded = replace(
+        state,
+        member=replace(state.member, guard=ENFORCING),
+        peers=(peer,),
+        coordinator=replace(state.coordinator, settings=settings),
+    )
+    assert status_view(guarded, policy, states.NOW)["settings"]["changed"] == []
+    unguarded = replace(guarded, member=replace(state.member, guard=OBSERVING))
+    assert status_view(unguarded, policy, states.NOW)["settings"]["changed"] == ["ray_memory_threshold"]

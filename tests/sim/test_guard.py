@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from sim.world import World, serving
-from sparkd.core.launch import MONITOR_AGAIN
+from sim.world import ENFORCING, OBSERVING, UNSEEN, World, serving
+from sparkd.core.launch import MONITOR_AGAIN, MONITOR_OFF
 from sparkd.core.need import RAISED_THRESHOLD
-from sparkd.core.records import SettingsAdopted
-from sparkd.words import GIB, Phase, UnitName
+from sparkd.core.records import Judged, Remedied, SettingsAdopted
+from sparkd.words import GIB, Phase, Settings, UnitName
 
 
 @pytest.fixture
 def world() -> World:
     """Return a cluster that serves with Ray's monitor off, since every guard enforced."""
-    world = World(guard_enforcing=True)
+    world = World(guarded=True)
     world.run_until(serving(world))
     world.signal("spark-a", "ray_oom_kill", used_bytes=int(114.5 * GIB), threshold_bytes=int(113.7 * GIB))
     world.run_until(lambda: world.phase is not Phase.SERVING)
@@ -26,8 +27,8 @@ def world() -> World:
 
 
 def lose_a_guard(world: World) -> None:
-    for node in world.nodes.values():
-        node.policy = replace(node.policy, guard_enforcing=False)
+    world.set_guard("spark-b", OBSERVING)
+    world.run_for(1.0)
 
 
 def test_what_serves_goes_on_without_the_guard(world: World) -> None:
@@ -61,3 +62,71 @@ def test_settings_that_failed_with_the_monitor_on_are_not_tried_again(world: Wor
     started = world.head.procs[UnitName.SERVE].settings
     assert started.ray_memory_threshold == RAISED_THRESHOLD
     assert started != failed
+
+
+OFF = {"settings": Settings(ray_memory_threshold=RAISED_THRESHOLD), "ray_monitor_off_asked": True}
+"""What `ray_memory_threshold = "off"` comes to, the default on unified memory."""
+
+
+def started(world: World) -> Settings:
+    world.run_until(serving(world))
+    return world.head.procs[UnitName.SERVE].settings
+
+
+def test_with_every_guard_enforcing_the_monitor_is_off_from_the_first_generation_on() -> None:
+    world = World(guarded=True, **OFF)
+    assert started(world).ray_memory_threshold is None
+    assert world.generation == 1
+    assert [r.reason for r in world.records(SettingsAdopted)] == [MONITOR_OFF]
+
+
+@pytest.mark.parametrize("guard", [OBSERVING, UNSEEN])
+def test_one_guard_that_does_not_enforce_is_enough_to_have_it_on(guard) -> None:
+    world = World(guarded=True, **OFF)
+    world.guards["spark-b"] = guard
+    assert started(world).ray_memory_threshold == RAISED_THRESHOLD
+    assert world.records(SettingsAdopted) == []
+
+
+def test_who_asks_for_a_threshold_gets_it_beside_the_guards() -> None:
+    assert started(World(guarded=True)).ray_memory_threshold == 0.95
+
+
+def test_a_guard_that_comes_back_has_it_off_again_at_the_next_launch_and_ends_nothing_by_that() -> None:
+    world = World(guarded=True, climb_after_s=700.0, climb_idle_s=60.0, cooldown_s=100.0, **OFF)
+    world.guards["spark-b"] = OBSERVING
+    started(world)
+    world.set_guard("spark-b", ENFORCING)
+    world.run_for(2000.0)
+    assert (world.phase, world.generation) == (Phase.SERVING, 1)
+
+    world.kill("spark-a", UnitName.SERVE)
+    world.run_until(lambda: world.phase is not Phase.SERVING)
+    assert started(world).ray_memory_threshold is None
+
+
+def test_a_trip_is_a_memory_failure_with_its_reading() -> None:
+    world = World(guarded=True, **OFF)
+    started(world)
+    floor = {"used_bytes": 116.8 * GIB, "total_bytes": 119.7 * GIB, "floor_bytes": 3.0 * GIB}
+    world.signal("spark-b", "memory_guard_kill", **floor)
+    world.run_until(lambda: world.phase is not Phase.SERVING)
+    world.run_until(serving(world))
+
+    remedied = world.records(Remedied)[-1]
+    assert (remedied.diagnosis.cause, remedied.diagnosis.node) == ("memory_guard_kill", "spark-b")
+    assert remedied.settings_after.kv_cache_bytes < 49 * GIB
+    assert remedied.settings_after.ray_memory_threshold is None
+    assert world.records(Judged)[-1].policy.guard_enforcing, "a replay decides with what was observed"
+
+
+def test_the_guards_floor_follows_the_phase_on_every_node_and_is_asked_for_in_time() -> None:
+    world = World()
+    world.run_until(serving(world))
+    world.run_for(60.0)
+
+    for name in world.nodes:
+        leases = [(at_s, phase) for at_s, node, phase, _ in world.leases if node == name]
+        assert {Phase.LOADING_WEIGHTS, Phase.CAPTURING_GRAPHS, Phase.SERVING} <= {p for _, p in leases}
+        assert max(b - a for (a, _), (b, _) in pairwise(leases)) <= 15.0
+    assert {floor for _, _, _, floor in world.leases} == {world.head.policy.guard_floor_bytes}

@@ -12,17 +12,21 @@ from dataclasses import dataclass, field, replace
 
 from sparkd.core import commands as co
 from sparkd.core import events as ev
-from sparkd.core.messages import IncidentNotice
+from sparkd.core.messages import GuardSeen, IncidentNotice
 from sparkd.core.policy import Policy
 from sparkd.core.publish import reports_from, status_of
 from sparkd.core.records import InvariantBroken, Kept, KeptChanged, PhaseChanged, Record, SettingsAdopted
 from sparkd.core.state import AT_ONCE, Remembered, State, initial
 from sparkd.core.step import Step, next_deadline, step
 from sparkd.signals.model import MemorySample, Proof, Quantity, Signal
+from sparkd.sizing.sized import Sized
 from sparkd.words import GIB, Backend, Phase, Settings, Stamp, UnitName
 
 NODES = (("spark-a", "192.168.200.12"), ("spark-b", "192.168.200.13"))
 TOTAL_BYTES = int(119.7 * GIB)
+ENFORCING = GuardSeen(alive=True, enforcing=True, floor_bytes=3 * GIB, leased=True)
+OBSERVING = GuardSeen(alive=True, floor_bytes=3 * GIB, reason="it only observes")
+UNSEEN = GuardSeen(reason="no guard is seen")
 
 # Of each story: the first steps, and some of the long quiet rest, are compared with all that was left out.
 CHECKED_STEPS, CHECKED_EVERY = 1500, 17
@@ -80,16 +84,23 @@ class Sim:
 class World:
     """The cluster and its clock. Script it with `at`, run it with `run_until`."""
 
-    def __init__(self, nodes: tuple[str, ...] = ("spark-a", "spark-b"), **policy: object) -> None:
+    def __init__(
+        self, nodes: tuple[str, ...] = ("spark-a", "spark-b"), *, guarded: bool = False, **policy: object
+    ) -> None:
         self.now = 0.0
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
         self.steps = 0
         self.notices: list[IncidentNotice] = []
+        self.evictions: list[tuple[str, int]] = []
+        self.leases: list[tuple[float, str, Phase, int]] = []
         self.broker = True
         self.delay_s = 0.01
         self.model_ready = dict.fromkeys(nodes, True)
+        self.model: Sized | None = None  # what the model's files say
+        self.guards = dict.fromkeys(nodes, ENFORCING if guarded else UNSEEN)
         self.hung = False
+        self.says_cache = True
         self.outlives = False  # whether units outlive their daemon, as under systemd
         self.ray_addresses: dict[str, str] = dict(NODES)
         self.never_joins: set[str] = set()
@@ -160,6 +171,7 @@ class World:
 
     def _boot(self, node: Sim) -> None:
         self.tell(node, ev.MemoryObserved(MemorySample(self.now, node.available_bytes, TOTAL_BYTES)))
+        self.tell(node, ev.GuardObserved(self.guards[node.name]))
         if self.broker:
             self.tell(node, ev.BrokerChanged(True))
         for (kind, sender), message in list(self.retained.items()):
@@ -258,7 +270,7 @@ class World:
             return
         if phase is Phase.STARTING_API:
             proc.ready = True
-        kv = int(49.12 * GIB) if phase is Phase.CAPTURING_GRAPHS else None
+        kv = int(49.12 * GIB) if phase is Phase.CAPTURING_GRAPHS and self.says_cache else None
         if proc.settings.kv_cache_bytes is not None and kv is not None:
             kv = proc.settings.kv_cache_bytes
         self.tell(node, ev.PhaseSeen(proc.stamp.generation, phase, kv_cache_bytes=kv))
@@ -289,7 +301,11 @@ class World:
 
     def _do_CheckModel(self, node: Sim, _command: co.CheckModel) -> None:  # noqa: N802
         ready = self.model_ready[node.name]
-        self.later(node, 0.05, ev.ModelChecked(ready, "" if ready else "model files incomplete"))
+        reason = "" if ready else "model files incomplete"
+        self.later(node, 0.05, ev.ModelChecked(ready, reason, self.model if ready else None))
+
+    def _do_EvictPages(self, node: Sim, _command: co.EvictPages) -> None:  # noqa: N802
+        self.evictions.append((node.name, node.state.member.emptied_generation))
 
     def _do_ProbeMembership(self, node: Sim, command: co.ProbeMembership) -> None:  # noqa: N802
         head_runs = self._ray_runs("spark-a", command.generation)
@@ -349,8 +365,16 @@ class World:
     def _do_PublishIncident(self, node: Sim, command: co.PublishIncident) -> None:  # noqa: N802
         self.notices.append(command.notice)
 
+    def _do_LeaseFloor(self, node: Sim, command: co.LeaseFloor) -> None:  # noqa: N802
+        self.leases.append((self.now, node.name, command.phase, command.floor_bytes))
+
     def _do_EndDaemon(self, node: Sim, _command: co.EndDaemon) -> None:  # noqa: N802
         node.up = False
+
+    def set_guard(self, name: str, guard: GuardSeen) -> None:
+        """What the node's memory guard is changes."""
+        self.guards[name] = guard
+        self.tell(self.nodes[name], ev.GuardObserved(guard))
 
     # -- the broker ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from sizing import checkpoints
+from sizing.large import large
 from sparkd.core import spikes
 from sparkd.sizing import architectures, declared
 from sparkd.sizing.accounting import KNOWN, accounting_of
@@ -24,23 +25,6 @@ from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings
 
 SPARK = Node(int(119.7 * GIB), int(117.2 * GIB))
 RAY_OFF = Settings(ray_memory_threshold=None)
-
-
-def large(gib_a_rank: float, *, layers: int = 64, **config: object) -> Checkpoint:
-    """A mixture of experts in FP8 whose weights take so much on each of two ranks."""
-    hidden, experts, inner = 4096, 128, 1024
-    made = {
-        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": hidden, "vocab_size": 151936,
-        "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
-        "num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": inner,
-        "intermediate_size": 12288, "max_position_embeddings": 262144, "tie_word_embeddings": False,
-        "quantization_config": {"quant_method": "fp8"}, **config,
-    }  # fmt: skip
-    ends = [Tensor(f"{name}.weight", "BF16", (151936, hidden)) for name in ("model.embed_tokens", "lm_head")]
-    rows = int((gib_a_rank * 2 * GIB - 2 * ends[0].bytes) / layers / hidden)
-    name = "model.layers.{}.mlp.experts.0.down_proj.weight"
-    body = [Tensor(name.format(n), "F8_E4M3", (hidden, rows)) for n in range(layers)]
-    return Checkpoint(made, tuple(ends + body), (4 * GIB,) * int(gib_a_rank / 2))
 
 
 def asked(weights: float = 55.0, node: Node = SPARK, **settings: object) -> Request:
@@ -246,6 +230,18 @@ def test_one_observed_launch_corrects_every_later_estimate() -> None:
 def test_a_phase_that_was_not_observed_takes_the_correction_of_the_one_before() -> None:
     learned = Learned(0, ((Phase.LOADING_WEIGHTS, 5), (Phase.CAPTURING_GRAPHS, 9)))
     assert [learned.of(p) for p in (Phase.FORMING, Phase.PROFILING, Phase.SERVING)] == [0, 5, 9]
+
+
+def test_a_phase_too_short_to_be_measured_held_no_more_than_the_next_one() -> None:
+    request = asked()
+    plain = {need.phase: need.bytes for need in needs_of(request, sizes_of(request))}
+    later = plain[Phase.ALLOCATING_KV_CACHE] - 5 * GIB
+    used = ((Phase.PROFILING, plain[Phase.PROFILING]), (Phase.CAPTURING_GRAPHS, later))
+    learned = learn(request, Observed(used))
+
+    assert learned.of(Phase.ALLOCATING_KV_CACHE) == -5 * GIB
+    assert learned.of(Phase.PROFILING) == 0
+    assert learned.of(Phase.LOADING_WEIGHTS) <= 0, "nor did those before"
 
 
 def test_a_pinned_cache_teaches_nothing_about_sizing() -> None:

@@ -22,6 +22,7 @@ from sparkd.core.records import (
     StampAdvanced,
 )
 from sparkd.core.state import Remembered
+from sparkd.sizing.model import Learned
 from sparkd.store.disk import DiskStore
 from sparkd.store.history import Retention
 from sparkd.words import Phase, Stamp
@@ -71,6 +72,7 @@ KEPT = Kept(
     unclean=1,
     target=False,
     paused=True,
+    learned=Learned(-3 << 30, ((Phase.PROFILING, -(1 << 30)), (Phase.SERVING, 1 << 26))),
 )
 
 

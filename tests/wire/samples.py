@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from sparkd.core.messages import (
+    GuardSeen,
     IncidentNotice,
     Intent,
     MemberStatus,
@@ -168,6 +169,18 @@ statuses = st.builds(
     baseline_bytes=sizes,
     lowest_bytes=sizes,
     pressure_percent=percents,
+    guard=st.none()
+    | st.builds(
+        GuardSeen,
+        alive=st.booleans(),
+        enforcing=st.booleans(),
+        floor_bytes=sizes,
+        leased=st.booleans(),
+        trips=counts,
+        notes=tuples(st.text(clean, max_size=300), 3),
+        rivals=tuples(st.text(clean, max_size=300), 2),
+        reason=st.text(clean, max_size=300),
+    ),
     version=labels,
 )
 intents = st.builds(
@@ -195,6 +208,8 @@ telemetries = st.builds(
     pressure_percent=percents,
     done=st.none() | counts,
     total=st.none() | counts,
+    floor_bytes=sizes,
+    guarded=st.booleans(),
 )
 notices = st.builds(
     IncidentNotice,

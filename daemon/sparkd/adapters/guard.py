@@ -12,20 +12,18 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from sparkd.core.messages import GuardSeen
 from sparkd.ports import Clock
 from sparkd.signals.model import Proof, Quantity, Signal
 from sparkd.words import Phase
 
 log = structlog.get_logger(__name__)
 
-STATUS = Path("/run/sparkd-guard/status")
-STATE = Path("/var/lib/sparkd-guard")
 # The guard looks at least once a second and says so once a second; three may be late on a starved node.
 SEEN_WITHIN_S = 4.0
 # Renewed well before its end, so that a loop that stood still for some seconds does not lose it.
@@ -36,6 +34,7 @@ SIGNAL = "memory_guard_killed"
 _SPIKES = frozenset({Phase.PROFILING, Phase.CAPTURING_GRAPHS})
 _SPIKE_SHARE = 2 / 3
 _FILE_MAX_BYTES = 1 << 20
+_TEXTS_MAX, _TEXT_MAX = 16, 300  # what a status of the node carries of them
 _QUOTE_MAX = 400
 _READS = 3
 
@@ -43,31 +42,6 @@ _READS = 3
 def floor_of(phase: Phase, floor_bytes: int) -> int:
     """Return the floor of a phase, in bytes: *floor_bytes*, and two thirds of it where spikes recover."""
     return int(floor_bytes * _SPIKE_SHARE) if phase in _SPIKES else floor_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GuardSeen:
-    """What is known of this node's guard.
-
-    Attributes:
-        alive: it looked within `SEEN_WITHIN_S`.
-        enforcing: alive, and kills where it has to; the only state in which Ray's own monitor may be off.
-        floor_bytes: below so much it acts; None where no guard is seen.
-        leased: that floor is the daemon's, not the default.
-        trips: how often it acted since it began.
-        notes: what it says an operator should know.
-        rivals: other guardians on this node, each in a sentence with who would act first.
-        reason: why it is not alive or not enforcing; empty where it enforces.
-    """
-
-    alive: bool = False
-    enforcing: bool = False
-    floor_bytes: int | None = None
-    leased: bool = False
-    trips: int = 0
-    notes: tuple[str, ...] = ()
-    rivals: tuple[str, ...] = ()
-    reason: str = ""
 
 
 class Guard:
@@ -88,8 +62,8 @@ class Guard:
         node: str,
         *,
         floors: Path,
-        status: Path = STATUS,
-        state: Path = STATE,
+        status: Path,
+        state: Path,
         boot: str = "",
     ) -> None:
         self._clock, self._node, self._boot = clock, node, boot
@@ -132,7 +106,7 @@ class Guard:
         """Return what is known of the guard now."""
         status = self._read_status()
         if status is None:
-            return GuardSeen(reason=f"no guard is seen: {self._status} is not there or not whole")
+            return GuardSeen(reason=f"no guard is seen: {self._status} is not there or not whole"[:_TEXT_MAX])
         age_s = self._clock.now() - _number(status.get("look_s"), -math.inf)
         floor = status.get("floor_bytes")
         if not -SEEN_WITHIN_S <= age_s <= SEEN_WITHIN_S:
@@ -223,12 +197,13 @@ def _number(value: object, otherwise: float) -> float:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(each) for each in value) if isinstance(value, list) else ()
+    return tuple(str(each)[:_TEXT_MAX] for each in value[:_TEXTS_MAX]) if isinstance(value, list) else ()
 
 
 def _rivals(value: object) -> tuple[str, ...]:
     found = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-    return tuple(f"{each.get('says', each.get('name'))}; first to act: {each.get('first')}" for each in found)
+    said = [f"{each.get('says', each.get('name'))}; first to act: {each.get('first')}" for each in found]
+    return _texts(said)
 
 
 def _phase(value: object) -> Phase | None:

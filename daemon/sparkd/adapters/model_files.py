@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkd.adapters.safetensors_header import HEADER_MAX_BYTES, read_header
+from sparkd.adapters.safetensors_header import HEADER_MAX_BYTES, open_quietly, read_header
 from sparkd.core.events import ModelChecked
+from sparkd.sizing.sized import Sized
 
 # A copy touches its file more often than this; rsync and scp do so every few hundred milliseconds.
 SETTLE_S = 5.0
@@ -49,6 +50,8 @@ class LocalModel:
         hub_allowed: whether the engine may fetch a hub id by itself.
         wall: seconds since the epoch, compared with modification times only.
         deadline_s: longest time of one check.
+        size: what the files of a directory say of the memory that the model needs, None = they do not say;
+            asked once for the same files.
     """
 
     def __init__(
@@ -60,12 +63,15 @@ class LocalModel:
         hub_allowed: bool = False,
         wall: Callable[[], float] = time.time,
         deadline_s: float = DEADLINE_S,
+        size: Callable[[Path], Sized | None] = lambda _folder: None,
     ) -> None:
         self._model, self._programs, self._path = model, tuple(programs), path
         self._hub_allowed = hub_allowed
         self._wall = wall
         self._deadline_s = deadline_s
         self._looks: dict[Path, _Look] = {}
+        self._size, self._sized_files = size, dict[Path, _Look]()
+        self._sized: Sized | None = None
         self._running: asyncio.Task[ModelChecked] | None = None
 
     async def check(self) -> ModelChecked:
@@ -80,6 +86,15 @@ class LocalModel:
             return ModelChecked(ready=False, reason=f"model_unreadable: no answer in {self._deadline_s:g} s")
         finished, self._running = self._running, None
         return finished.result()
+
+    async def evict(self) -> None:
+        """Have the kernel drop the weights' clean pages: on unified memory the next start needs the room.
+
+        Needs no root, only that the files may be read. Raises OSError.
+        """
+        root = Path(self._model)
+        if root.is_absolute():
+            await asyncio.to_thread(_evict, root)
 
     def _check(self) -> ModelChecked:
         missing = [name for name in self._programs if shutil.which(name, path=self._path) is None]
@@ -117,7 +132,13 @@ class LocalModel:
             return _no("model_incomplete", f"{len(short)} of {len(wanted)} short: {name} by {count} bytes")
         if growing:
             return _no("model_growing", f"{len(growing)} of {len(wanted)} still change: {_names(growing)}")
-        return ModelChecked(ready=True)
+        return ModelChecked(ready=True, model=self._sized_model(root))
+
+    def _sized_model(self, root: Path) -> Sized | None:
+        """Size the model anew where its files have changed: their headers are read once."""
+        if self._looks != self._sized_files:
+            self._sized, self._sized_files = self._size(root), dict(self._looks)
+        return self._sized
 
     def _look(self, path: Path, before: dict[Path, _Look]) -> bool:
         """Look at a file, at its header only where it has changed; return whether it is still growing."""
@@ -129,6 +150,16 @@ class LocalModel:
         short = short_bytes(path, stat.st_size) if path.suffix == ".safetensors" else 0
         self._looks[path] = _Look(stat.st_size, stat.st_mtime_ns, short)
         return old is not None or self._wall() - stat.st_mtime < SETTLE_S
+
+
+def _evict(root: Path) -> None:
+    for entry in os.scandir(root):
+        if entry.name.endswith(_WEIGHTS) and entry.is_file():
+            fd = open_quietly(Path(entry.path))
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
 
 
 def short_bytes(path: Path, size: int) -> int:

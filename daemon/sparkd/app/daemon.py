@@ -37,7 +37,7 @@ from sparkd.engines.digest import context_of
 from sparkd.export.logs import LogExporter
 from sparkd.export.metrics import Metrics
 from sparkd.loop.executor import Executor
-from sparkd.loop.pumps import keep_up, pump_memory
+from sparkd.loop.pumps import keep_up, pump_guard, pump_memory
 from sparkd.loop.runner import Loop
 from sparkd.signals.causes import CAUSES
 from sparkd.store.disk import DiskStore
@@ -136,6 +136,7 @@ class Daemon:
         failed = self._metrics.handler_failed
         pumps: dict[str, Callable[[], Awaitable[None]]] = {
             "memory": functools.partial(pump_memory, MemInfo(self._clock), self._loop.emit),
+            "memory guard": functools.partial(pump_guard, self._outside.world.guard, self._loop.emit),
             "log records": self._outside.pump.tick,
             "bus": self._outside.bus.run,
         }

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
 
+from sparkd.adapters import machine
+from sparkd.adapters.guard import Guard
 from sparkd.adapters.model_files import LocalModel
+from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.adapters.mqtt import BrokerOptions, MqttBus
 from sparkd.adapters.peer import HttpPeerView, PeerAddress
 from sparkd.adapters.ray_table import GcsTable
 from sparkd.adapters.vllm_api import VllmApi
 from sparkd.app.unit_backend import UnitsBackend, backend_of
 from sparkd.config import Loaded
+from sparkd.config.asked import layout_of, sizing_options
 from sparkd.engines.lines import read_line
 from sparkd.engines.member import render_unit
-from sparkd.engines.model import Rendered
+from sparkd.engines.model import Device, Rendered
 from sparkd.intake.logpump import LogPump
 from sparkd.intake.pump import Intake
 from sparkd.intake.signature_files import with_site_signatures
@@ -25,6 +30,7 @@ from sparkd.loop.executor import World
 from sparkd.ports import Clock, Emit
 from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 from sparkd.signals.match import Places
+from sparkd.sizing.sized import Sized, sized
 from sparkd.words import Backend, Settings, Stamp, UnitName
 
 log = structlog.get_logger()
@@ -74,11 +80,38 @@ def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Out
         peers=_peer_view(loaded, clock),
         ray=ray,
         api=api,
-        model=LocalModel(spec.model, programs, spec.path),
+        guard=_guard(loaded, clock),
+        model=LocalModel(spec.model, programs, spec.path, size=partial(_sized, loaded)),
         render=_renderer(loaded),
         end=told.end,
     )
     return Outside(backend, pump, bus, api, ray, world)
+
+
+def _guard(loaded: Loaded, clock: Clock) -> Guard:
+    """Return the way to this node's memory guard, whether there is one or not."""
+    paths = loaded.paths
+    return Guard(
+        clock,
+        loaded.node.name,
+        floors=Path(paths.run_dir) / "guard" / "floors",
+        status=Path(paths.guard_status),
+        state=Path(paths.guard_dir),
+        boot=machine.boot_id(),
+    )
+
+
+def _sized(loaded: Loaded, folder: Path) -> Sized | None:
+    """Return what the model's files say; what cannot be sized is told and launched as it is asked."""
+    if loaded.engine.device is Device.CPU:
+        return None  # the ranks of a test bed share the node's memory, and have no device
+    try:
+        checkpoint = read_checkpoint(folder)
+    except ModelHeadersError as error:
+        log.warning("model not sized", reason=str(error), note="launched as asked; sparkctl plan says more")
+        return None
+    options = sizing_options(loaded.engine, unified_memory=loaded.policy.unified_memory)
+    return sized(checkpoint, layout_of(loaded.engine), options)
 
 
 def _catalogue(loaded: Loaded) -> Catalogue:

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    client = _client(options)
+    client = client_of(options)
     match options.command:
         case "status" | "settings":
             return _status(client, options)
@@ -43,7 +43,8 @@ def _run(options: argparse.Namespace) -> int:
     return _verb(client, options)
 
 
-def _client(options: argparse.Namespace) -> Client:
+def client_of(options: argparse.Namespace) -> Client:
+    """Return the daemon that the command line names."""
     if options.url:
         return Client(url=options.url)
     if options.demo:
@@ -52,14 +53,20 @@ def _client(options: argparse.Namespace) -> Client:
 
 
 def _status(client: Client, options: argparse.Namespace) -> int:
-    document = _body(client.get("/status"))
-    if document.get("version") != STATUS_VERSION:
-        raise ClientError("sparkctl and sparkd are of different versions: restart sparkd after an upgrade")
+    document = status_of(client)
     text = settings_text(document) if options.command == "settings" else status_text(document, time.time())
     _print(document if options.json else text)
     if options.command == "settings":
         return FINE
     return FINE if document["serving"] and not document["needs"] else NOT_FINE
+
+
+def status_of(client: Client) -> dict[str, Any]:
+    """Return the daemon's status document. Raises ClientError."""
+    document: dict[str, Any] = _body(client.get("/status"))
+    if document.get("version") != STATUS_VERSION:
+        raise ClientError("sparkctl and sparkd are of different versions: restart sparkd after an upgrade")
+    return document
 
 
 def _incidents(client: Client, options: argparse.Namespace) -> int:

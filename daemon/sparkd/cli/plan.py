@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from sparkd.adapters.clock import MonotonicClock
@@ -19,14 +18,12 @@ from sparkd.adapters.meminfo import MemInfo
 from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.cli.layout import safe
 from sparkd.cli.plan_text import document, plan_text
-from sparkd.config.asked import Asked, read_asked
+from sparkd.config.asked import Asked, layout_of, read_asked, sizing_options
 from sparkd.config.errors import ConfigError
 from sparkd.config.model import DELIMITER, PREFIX
 from sparkd.config.types import parse_bytes
-from sparkd.engines.model import Device
 from sparkd.sizing.advice import plan_for
-from sparkd.sizing.model import Layout, Node, Options, Request
-from sparkd.sizing.options import options_of
+from sparkd.sizing.model import Node, Request
 from sparkd.sizing.verdict import Outcome
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
@@ -120,28 +117,11 @@ def _bytes(options: argparse.Namespace, name: str) -> int | None:
 
 
 def _request(asked: Asked, folder: Path, node: Node) -> Request:
-    engine = asked.engine
     return Request(
         checkpoint=read_checkpoint(folder),
         node=node,
         settings=asked.settings,
-        layout=Layout(
-            tensor_parallel=engine.tensor_parallel,
-            pipeline_parallel=engine.pipeline_parallel,
-            backend=engine.backend,
-            vllm_version=engine.vllm_version,
-        ),
-        options=_options(asked),
+        layout=layout_of(asked.engine),
+        options=sizing_options(asked.engine, unified_memory=asked.unified_memory),
+        floors=asked.floors,
     )
-
-
-def _options(asked: Asked) -> Options:
-    """What the configuration asks beside the settings, with the keys of its own that are not worked out."""
-    engine = asked.engine
-    options = options_of(engine.extra_args, dict(engine.env))
-    more = []
-    if engine.device is Device.CPU:
-        more.append('engine.device = "cpu"')
-    if asked.unified_memory and engine.gpus_per_node > 1:
-        more.append(f"engine.gpus_per_node = {engine.gpus_per_node}")
-    return replace(options, unknown=(*options.unknown, *more))

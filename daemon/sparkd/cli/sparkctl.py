@@ -70,6 +70,10 @@ def _run(options: argparse.Namespace) -> int:
         from sparkd.cli import plan
 
         return plan.run(options)
+    if options.command == "memory":
+        from sparkd.cli import memory
+
+        return memory.run(options)
     if options.command in COMMANDS:
         from sparkd.cli import setting_up
 
@@ -93,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("status", parents=[common], help="what the cluster does, and whether it needs you")
     commands.add_parser("settings", parents=[common], help="memory settings: in force, asked, learned")
+    memory = "the memory of every node, live: pool, floor, who holds what"
+    memory_parser = commands.add_parser("memory", parents=[common], help=memory)
+    memory_parser.add_argument("--once", action="store_true", help="one look (also where nobody watches)")
     explain = "what it waits for, until when, and what it would do"
     commands.add_parser("explain", parents=[common], help=explain)
     replay = commands.add_parser(

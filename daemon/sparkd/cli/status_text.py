@@ -30,6 +30,7 @@ def status_text(document: Document, wall_s: float) -> str:
     """
     lines = [_headline(document, wall_s), _model_line(document), *_now(document), ""]
     lines += columns([_HEAD, *(_node(node) for node in document["nodes"])])
+    lines += [f"guard     {line}" for line in _guards(document)]
     lines += ["", f"settings  {_settings_line(document)}"]
     last = document["last_incident"]
     if last is not None:
@@ -104,6 +105,22 @@ def _node(node: Document) -> tuple[str, ...]:
         "-" if node["self"] else f"{mark(node['mqtt'])} {mark(node['http'])}",
         mark(node["broker"]),
     )
+
+
+def _guards(document: Document) -> list[str]:
+    """Return what is wrong with a node's memory guard, or what it did; nothing where all is well."""
+    lines = []
+    for node in document["nodes"]:
+        if node["guard"] is None:
+            continue
+        name = node["node"]
+        if node["guard_why"]:
+            lines.append(f"{name}: memory guard {node['guard']}: {node['guard_why']}")
+        if node["guard_trips"]:
+            times = "once" if node["guard_trips"] == 1 else f"{node['guard_trips']} times"
+            lines.append(f"{name}: the memory guard acted {times} since it began (docs/guard.md)")
+        lines += [f"{name}: {note}" for note in node["guard_notes"]]
+    return lines
 
 
 def _engine(units: dict[str, str] | None) -> str:

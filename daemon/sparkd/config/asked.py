@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from sparkd.config.errors import ConfigError, schema_lines
-from sparkd.config.load import engine_of, settings_of
+from sparkd.config.load import engine_of, floors_of, settings_of
 from sparkd.config.model import File
 from sparkd.config.sources import Credentials, merged, read_environment, read_file
-from sparkd.engines.model import EngineSpec
-from sparkd.words import Settings
+from sparkd.engines.model import Device, EngineSpec
+from sparkd.sizing.model import Layout, Options
+from sparkd.sizing.options import options_of
+from sparkd.words import Floors, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The engine, the settings, and the kind of memory that the configuration speaks of."""
+    """The engine, the settings with their floors, and the kind of memory that the configuration speaks of."""
 
     engine: EngineSpec
     settings: Settings
+    floors: Floors
     unified_memory: bool
 
 
@@ -50,5 +53,27 @@ def read_asked(path: str | None, environ: Mapping[str, str]) -> Asked:
     return Asked(
         engine=engine_of(file, Credentials()),
         settings=settings_of(file),
+        floors=floors_of(file),
         unified_memory=file.recovery.unified_memory,
     )
+
+
+def layout_of(engine: EngineSpec) -> Layout:
+    """Return how the engine's ranks are spread, as sizing asks it."""
+    return Layout(
+        tensor_parallel=engine.tensor_parallel,
+        pipeline_parallel=engine.pipeline_parallel,
+        backend=engine.backend,
+        vllm_version=engine.vllm_version,
+    )
+
+
+def sizing_options(engine: EngineSpec, *, unified_memory: bool) -> Options:
+    """Return what is asked beside the settings, with the keys of its own that are not worked out."""
+    options = options_of(engine.extra_args, dict(engine.env))
+    more = []
+    if engine.device is Device.CPU:
+        more.append('engine.device = "cpu"')
+    if unified_memory and engine.gpus_per_node > 1:
+        more.append(f"engine.gpus_per_node = {engine.gpus_per_node}")
+    return replace(options, unknown=(*options.unknown, *more))

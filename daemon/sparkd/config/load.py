@@ -23,10 +23,10 @@ from sparkd.config.sources import (
 )
 from sparkd.config.values import Api, Broker, Loaded, Paths
 from sparkd.core.need import RAISED_THRESHOLD
-from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
+from sparkd.core.policy import PHASE_BUDGETS, Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import EngineSpec, NodeSpec
-from sparkd.words import Role, Settings
+from sparkd.words import Floors, Role, Settings
 
 
 def load(
@@ -190,9 +190,22 @@ def engine_of(file: File, credentials: Credentials) -> EngineSpec:
 def settings_of(file: File) -> Settings:
     """Return the memory settings that are asked for."""
     asked = dict(file.settings)
-    if asked["ray_memory_threshold"] == OFF:
+    if _monitor_off_asked(file):
         asked["ray_memory_threshold"] = RAISED_THRESHOLD
+    elif asked["ray_memory_threshold"] is None:
+        del asked["ray_memory_threshold"]
     return Settings(**asked)
+
+
+def _monitor_off_asked(file: File) -> bool:
+    """On unified memory it counts the page cache of a load, too: off unless the operator says otherwise."""
+    given = file.settings.ray_memory_threshold
+    return given == OFF or (given is None and file.recovery.unified_memory)
+
+
+def floors_of(file: File) -> Floors:
+    """Return how far the settings may be lowered."""
+    return Floors(**dict(file.floors))
 
 
 def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: EngineSpec) -> Policy:
@@ -204,10 +217,10 @@ def _policy(file: File, nodes: tuple[NodeSpec, ...], this: NodeSpec, engine: Eng
         backend=engine.backend,
         gpus=engine.gpus_per_node,
         settings=settings_of(file),
-        floors=Floors(**dict(file.floors)),
+        floors=floors_of(file),
         shared_digest=shared,
         node_digest=own,
-        ray_monitor_off_asked=file.settings.ray_memory_threshold == OFF,
+        ray_monitor_off_asked=_monitor_off_asked(file),
         autostart=file.engine.autostart,
         phase_budget_s=tuple(
             (phase, getattr(file.timeouts.phase_budget_s, phase.value)) for phase, _ in PHASE_BUDGETS

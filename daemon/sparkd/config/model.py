@@ -13,9 +13,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sparkd.config import types as t
 from sparkd.config.values import Api, Broker, Paths, UnitBackend
 from sparkd.core.need import RAISED_THRESHOLD
-from sparkd.core.policy import PHASE_BUDGETS, Floors, Policy
+from sparkd.core.policy import PHASE_BUDGETS, Policy, UnfitPlan
 from sparkd.engines.model import Device, EngineSpec
-from sparkd.words import Backend, CudaGraph, LoadFormat, Role, Settings
+from sparkd.words import Backend, CudaGraph, Floors, LoadFormat, Role, Settings
 
 ENGINE = EngineSpec(model="", served_name="")
 POLICY = Policy(node="", head="", nodes=())
@@ -114,9 +114,7 @@ class EngineSection(Section):
 class SettingsSection(Section):
     """[settings]: what the operator asks for."""
 
-    ray_memory_threshold: Annotated[float, Field(ge=0.1, le=RAISED_THRESHOLD)] | SpeltOff = (
-        OFF if ASKED.ray_memory_threshold is None else ASKED.ray_memory_threshold
-    )
+    ray_memory_threshold: Annotated[float, Field(ge=0.1, le=RAISED_THRESHOLD)] | SpeltOff | None = None
     gpu_memory_utilization: t.Share = ASKED.gpu_memory_utilization
     kv_cache_bytes: Annotated[t.Bytes, Field(ge=1 << 20)] | None = ASKED.kv_cache_bytes
     max_num_batched_tokens: t.Count | None = ASKED.max_num_batched_tokens
@@ -179,6 +177,7 @@ class RecoverySection(Section):
     transient_budget: Annotated[int, Field(ge=0, le=100)] = POLICY.transient_budget
     budget_window_s: t.Seconds = POLICY.budget_window_s
     unknown_unchanged: Annotated[int, Field(ge=0, le=100)] = POLICY.unknown_unchanged
+    unfit_plan: UnfitPlan = POLICY.unfit_plan
     margin_share: Annotated[float, Field(ge=0, lt=0.5)] = POLICY.margin_share
     unified_memory: bool = POLICY.unified_memory
     guard_floor_bytes: t.Bytes = POLICY.guard_floor_bytes
@@ -222,6 +221,8 @@ class PathsSection(Section):
     run_dir: t.AbsolutePath = PATHS.run_dir
     kernel_log: t.AbsolutePath | Literal["", "auto", "journal"] = PATHS.kernel_log
     signatures_dir: t.AbsolutePath = PATHS.signatures_dir
+    guard_status: t.AbsolutePath = PATHS.guard_status
+    guard_dir: t.AbsolutePath = PATHS.guard_dir
 
 
 class File(BaseSettings):

@@ -74,6 +74,7 @@ class Paths:
         kernel_log: the kernel's records, or what stands in for them; `journal`; `auto` = the journal where
             units are systemd's, else /dev/kmsg; empty = not read.
         signatures_dir: further signatures of the site.
+        guard_status, guard_dir: the memory guard's status, and the directory of its records.
     """
 
     state_dir: str = "/var/lib/sparkd"
@@ -81,6 +82,8 @@ class Paths:
     run_dir: str = "/run/sparkd"
     kernel_log: str = AUTO_LOG
     signatures_dir: str = "/etc/sparkd/signatures.d"
+    guard_status: str = "/run/sparkd-guard/status"
+    guard_dir: str = "/var/lib/sparkd-guard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
-from sparkd.words import Settings, Stamp, UnitName
+from sparkd.words import Phase, Settings, Stamp, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class DrainSources:
 @dataclass(frozen=True, slots=True)
 class CheckModel:
     """Check what must be there before a launch; ModelChecked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPages:
+    """Let the kernel drop the model's files from the page cache; nothing waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,14 @@ class PublishIncident:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseFloor:
+    """Ask the memory guard for a phase's floor, for the next half a minute."""
+
+    phase: Phase
+    floor_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EndDaemon:
     """The daemon may end: its member is stopped, its status is published."""
 
@@ -129,6 +142,7 @@ Command = (
     | StopUnit
     | DrainSources
     | CheckModel
+    | EvictPages
     | ProbeMembership
     | ProbeEngine
     | SendCanary
@@ -138,5 +152,6 @@ Command = (
     | PublishReport
     | PublishTelemetry
     | PublishIncident
+    | LeaseFloor
     | EndDaemon
 )

@@ -7,8 +7,21 @@ never waits for another one to be acted upon.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from sparkd.core import adopt, fence, incident, keeping, launch, stopping, told, unclean, watch
+from sparkd.core import (
+    adopt,
+    fence,
+    fitting,
+    guards,
+    incident,
+    keeping,
+    launch,
+    stopping,
+    told,
+    unclean,
+    watch,
+)
 from sparkd.core.membership import is_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
 from sparkd.core.records import SettingsAdopted
@@ -261,29 +274,33 @@ STARTED_ANEW = "started anew by the operator: the asked settings are tried once"
 def _climb(turn: Turn) -> None:
     """Leave degraded settings for the asked ones, where the operator wants it, in a quiet moment."""
     lead, policy = turn.lead, turn.policy
-    if policy.climb_after_s <= 0 or lead.settings == policy.settings or lead.proven is None or lead.climbed:
+    asked = guards.asked(turn.state, policy)
+    # Whether Ray's monitor watches costs nobody anything: nothing that serves is ended for it.
+    wanted = replace(asked, ray_memory_threshold=lead.settings.ray_memory_threshold)
+    if policy.climb_after_s <= 0 or lead.settings == wanted or lead.proven is None or lead.climbed:
         return
     if lead.watch.engine is None or lead.watch.engine.running is None:
         return  # nobody knows whether it is quiet
     quiet_at_s = max(lead.phase_since_s + policy.climb_after_s, lead.watch.busy_at_s + policy.climb_idle_s)
-    if lead.watch.outstanding_since_s is None and turn.due(quiet_at_s):
-        reason = (
-            f"climbing back: nobody has asked for {policy.climb_idle_s:g} s, the asked settings are tried"
-        )
-        _try_asked(turn, reason)
-        turn.set_lead(climbed=True)
-        turn.move(Phase.FENCING, reason)
+    if lead.watch.outstanding_since_s is not None or not turn.due(quiet_at_s):
+        return
+    turn.set_lead(climbed=True)
+    if fitting.rejects(turn, asked):
+        return  # what serves is not ended for a plan that the numbers reject
+    reason = f"climbing back: nobody has asked for {policy.climb_idle_s:g} s, the asked settings are tried"
+    _try_asked(turn, reason)
+    turn.move(Phase.FENCING, reason)
 
 
 def _try_asked(turn: Turn, reason: str) -> None:
     """Take the asked settings; those that served before are what a memory failure falls back to."""
     turn.set_lead(edited=())
-    lead = turn.lead
-    if lead.settings == turn.policy.settings:
+    lead, asked = turn.lead, guards.asked(turn.state, turn.policy)
+    if lead.settings == asked:
         return
     served = lead.settings if lead.verified == lead.settings else None
-    turn.set_lead(settings=turn.policy.settings, trial=True, failed=(), proven=lead.proven or served)
-    turn.note(SettingsAdopted(settings=turn.policy.settings, reason=reason))
+    turn.set_lead(settings=asked, trial=True, failed=(), proven=lead.proven or served)
+    turn.note(SettingsAdopted(settings=asked, reason=reason))
 
 
 def _failing(turn: Turn) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from sparkd.core.policy import Floors
-from sparkd.words import CudaGraph, Settings
+from sparkd.words import CudaGraph, Floors, Settings
 
 
 def settings_in_force(learned: Settings | None, before: Settings | None, asked: Settings) -> Settings:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
+from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import MemorySample, Signal
+from sparkd.sizing.sized import Sized
 from sparkd.words import Phase, Settings, Sizes, Stamp, UnitName
 
 
@@ -261,11 +262,22 @@ class MemoryObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardObserved:
+    """What this node's memory guard is changed."""
+
+    guard: GuardSeen
+
+
+@dataclass(frozen=True, slots=True)
 class ModelChecked:
-    """Outcome of the check before a launch (weights complete and not growing, programs there)."""
+    """Outcome of the check before a launch (weights complete and not growing, programs there).
+
+    `model`: what its files say of the memory that it needs; None = they do not say.
+    """
 
     ready: bool
     reason: str = ""
+    model: Sized | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +331,7 @@ Event = (
     | EngineObserved
     | CanaryAnswered
     | MemoryObserved
+    | GuardObserved
     | ModelChecked
     | OperatorAsked
     | LoopStalled

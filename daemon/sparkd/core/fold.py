@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership, observed, watch
+from sparkd.core import incident, member, membership, observed, release, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
-from sparkd.signals.model import Proof, Signal
-from sparkd.words import Stamp, UnitName
+from sparkd.signals.model import MemorySample, Proof, Signal
+from sparkd.words import LIVE, Stamp, UnitName
 
 
 def fold(turn: Turn, event: ev.Event) -> None:
@@ -71,6 +71,8 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
         return
     news = not membership.is_heard(turn, peer)
+    if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
+        turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
     turn.set_peer(peer, news=news, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
 
 
@@ -190,14 +192,37 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     lowest = before.lowest_bytes
     if lowest is not None and before.ran:
         lowest = min(lowest, event.sample.available_bytes)
+    _note_peak(turn, event.sample)
     waited_for = before.fenced_generation < before.emptied_generation
+    if waited_for:
+        release.note_rise(turn, event.sample.available_bytes)
     turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
+
+
+PEAK_STEP_BYTES = 1 << 26
+"""Peaks are kept in steps of so much: each new one is a record on disk."""
+
+
+def _note_peak(turn: Turn, sample: MemorySample) -> None:
+    """Keep the most that was in use in each phase of the running generation."""
+    lead = turn.state.coordinator
+    if lead is None or lead.phase not in LIVE:
+        return
+    used = -(-(sample.total_bytes - sample.available_bytes) // PEAK_STEP_BYTES) * PEAK_STEP_BYTES
+    peaks = dict(lead.watch.peaks)
+    if used > peaks.get(lead.phase, 0):
+        turn.set_watch(news=False, peaks=tuple((peaks | {lead.phase: used}).items()))
+
+
+def _guard(turn: Turn, event: ev.GuardObserved) -> None:
+    turn.set_member(news=event.guard != turn.member.guard, guard=event.guard)
 
 
 def _model(turn: Turn, event: ev.ModelChecked) -> None:
     not_ready = None if event.ready else event.reason
-    news = (turn.member.ready, turn.member.not_ready) != (event.ready, not_ready)
-    turn.set_member(news=news, ready=event.ready, not_ready=not_ready)
+    known = turn.member
+    news = (known.ready, known.not_ready, known.model) != (event.ready, not_ready, event.model)
+    turn.set_member(news=news, ready=event.ready, not_ready=not_ready, model=event.model)
 
 
 def _operator(turn: Turn, event: ev.OperatorAsked) -> None:
@@ -312,6 +337,7 @@ FOLDS: dict[type, Callable[[Turn, Any], None]] = {
     ev.EngineObserved: observed.engine,
     ev.CanaryAnswered: observed.canary,
     ev.MemoryObserved: _memory,
+    ev.GuardObserved: _guard,
     ev.ModelChecked: _model,
     ev.OperatorAsked: _operator,
     ev.LoopStalled: _stalled,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import fence, remedy, restart
+from sparkd.core import fence, guards, remedy, restart
 from sparkd.core.decision import Case, decide
 from sparkd.core.phases import is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
@@ -19,7 +19,8 @@ from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit, Work
 from sparkd.signals.precedence import OWN_SOURCE
 from sparkd.signals.survive import ends_at_once
-from sparkd.words import ENGINE, LIVE, Phase, Settings
+from sparkd.sizing.sized import Sized
+from sparkd.words import ENGINE, LIVE, Phase, Settings, Sizes
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:
@@ -104,6 +105,13 @@ def open_incident(turn: Turn, reason: str, generation: int) -> None:
         turn.set_lead(incident=replace(incident, failures=incident.failures + 1))
 
 
+def name_cause(turn: Turn, cause: str) -> None:
+    """Say what the open incident is about where no generation failed that could be judged."""
+    incident = turn.lead.incident
+    if incident is not None:
+        turn.set_lead(incident=replace(incident, causes=(*incident.causes, cause)[-CAUSES_MAX:]))
+
+
 def failing(turn: Turn) -> None:
     """Wait for the evidence, then judge and decide once."""
     failure = turn.lead.failure
@@ -144,9 +152,9 @@ def _decide(turn: Turn) -> None:
     failure, incident = turn.lead.failure, turn.lead.incident
     if failure is None or incident is None:
         return
-    case = _case(turn, failure, incident)
-    turn.note(Judged(incident=incident.number, case=case, policy=turn.policy))
-    _apply(turn, *decide(case, turn.policy))
+    case, policy = _case(turn, failure, incident), guards.in_force(turn.state, turn.policy)
+    turn.note(Judged(incident=incident.number, case=case, policy=policy))
+    _apply(turn, *decide(case, policy))
 
 
 def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:
@@ -176,13 +184,26 @@ def case_of(turn: Turn, evidence: Evidence, failures: int, causes: tuple[str, ..
     )
     return Case(
         evidence=evidence,
-        facts=facts,
+        facts=_told_by_files(facts, member.model),
         generation=lead.generation,
         at_s=turn.now,
         trial=lead.trial,
         proven=lead.proven,
         retrying=lead.retrying,
     )
+
+
+def _told_by_files(facts: remedy.Facts, model: Sized | None) -> remedy.Facts:
+    """Return the facts with what the model's files tell where the engine has not said it yet."""
+    if model is None:
+        return facts
+    tokens, request = model.longest(facts.settings)
+    if request is not None and (facts.request_kv_bytes is None or facts.request_tokens is None):
+        facts = replace(facts, request_tokens=tokens, request_kv_bytes=request)
+    if facts.weights_bytes is None:
+        facts = replace(facts, weights_bytes=model.weights_bytes)
+    files = Sizes(checkpoint_bytes=model.checkpoint_bytes)
+    return replace(facts, sizes=files.with_news(facts.sizes))
 
 
 def _memories(turn: Turn) -> tuple[remedy.NodeMemory, ...]:

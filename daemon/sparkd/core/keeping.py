@@ -6,6 +6,8 @@ from sparkd.core.context import context_to_keep
 from sparkd.core.records import Kept, KeptChanged
 from sparkd.core.state import config_of
 from sparkd.core.turn import Turn
+from sparkd.sizing.estimate import Observed, learn
+from sparkd.sizing.model import Node
 from sparkd.words import Phase
 
 
@@ -16,6 +18,23 @@ def served(turn: Turn) -> None:
         turn.set_lead(streak=0, retrying=False, unclean=0, trial=False)
     if lead.proven != lead.settings:
         turn.set_lead(proven=lead.settings)
+    learn_peaks(turn)
+
+
+def learn_peaks(turn: Turn) -> None:
+    """Let what this start took of this node correct the next estimate; measured is better than typical."""
+    lead, member = turn.lead, turn.member
+    peaks = lead.watch.peaks
+    if member.model is None or member.memory is None or member.baseline_bytes is None:
+        return
+    if not turn.policy.unified_memory or not peaks or peaks == lead.learned_from:
+        return
+    if lead.settings.kv_cache_bytes is None and lead.watch.kv_cache_bytes is None:
+        return  # taken over, or a version that does not say it: nobody knows what the rest is beside
+    node = Node(member.memory.total_bytes, member.baseline_bytes)
+    request = member.model.request(node, lead.settings, turn.policy.floors)
+    learned = learn(request, Observed(peaks, lead.watch.kv_cache_bytes), member.model.weights)
+    turn.set_lead(learned=learned, learned_from=peaks)
 
 
 def keep(turn: Turn) -> None:
@@ -29,6 +48,7 @@ def keep(turn: Turn) -> None:
         silences=lead.silences,
         forgiven=lead.forgiven,
         unclean=lead.unclean,
+        learned=lead.learned,
         # What an earlier daemon left stands until this one has ordered something.
         generation=lead.generation if lead.epoch else lead.kept.generation,
         phase=lead.phase if lead.epoch else lead.kept.phase,

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from sparkd.core import rungs
 from sparkd.core.need import Known, Need, gib, need_of
-from sparkd.core.policy import Floors, Policy
+from sparkd.core.policy import Policy
 from sparkd.core.room import fit_free_memory, foresee, make_room, spend
 from sparkd.core.rungs import Draft, Step
 from sparkd.core.spikes import LEAST_REST_BYTES
 from sparkd.signals.model import Diagnosis
-from sparkd.words import GIB, Backend, Phase, Settings
+from sparkd.words import GIB, Backend, Floors, Phase, Settings
 
 HOST_CAUSES = (
     "ray_oom_kill",

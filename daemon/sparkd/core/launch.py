@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import decision, fence, incident, watch
+from sparkd.core import decision, fence, fitting, guards, incident, keeping, watch
 from sparkd.core.membership import head_joined, unproven
 from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.phases import is_forward
@@ -27,7 +27,7 @@ VERIFY_PAUSE_S = 1.0
 def begin(turn: Turn) -> None:
     """Name a new generation and begin to form it."""
     _apply_edits(turn)
-    if not _watched(turn):
+    if not _watched(turn) or not fitting.admit(turn):
         return
     lead = turn.lead
     generation = turn.state.seen.generation + 1
@@ -46,7 +46,7 @@ def begin(turn: Turn) -> None:
         waiting=(),
         needs="",
         leaks_forgiven=False,
-        unguarded=not turn.policy.guard_enforcing,
+        unguarded=not guards.enforce(turn.state, turn.policy),
         launched_at_s=turn.now,
     )
     turn.move(Phase.FORMING, "every node is fenced")
@@ -60,23 +60,27 @@ def _apply_edits(turn: Turn) -> None:
         turn.note(SettingsAdopted(settings=settings, reason="as edited while the engine ran on"))
 
 
+MONITOR_OFF = "every node's guard enforces: Ray's memory monitor is off"
 MONITOR_AGAIN = "a guard no longer enforces: Ray's memory monitor watches again"
 
 
 def _watched(turn: Turn) -> bool:
-    """Have Ray's monitor on again where a guard is gone; return whether a launch may follow.
+    """Fit Ray's monitor to the guards as they are now; return whether a launch may follow.
 
     What failed with the monitor on is not tried again: one step down from it, as after that failure.
     """
-    settings = turn.lead.settings
-    if settings.ray_memory_threshold is not None or turn.policy.guard_enforcing:
+    settings, policy = turn.lead.settings, guards.in_force(turn.state, turn.policy)
+    if policy.guard_enforcing:
+        _leave_to_guards(turn)
+        return True
+    if settings.ray_memory_threshold is not None:
         return True
     watched = replace(settings, ray_memory_threshold=RAISED_THRESHOLD)
     if watched in turn.lead.failed:
         assumed = Diagnosis("uma_host_exhaustion", None, None, False, 1.0, MONITOR_AGAIN)
         case = incident.case_of(turn, Evidence(), 1)
         case = replace(case, facts=replace(case.facts, settings=watched))
-        chosen = decision.follow(case, assumed, turn.policy)
+        chosen = decision.follow(case, assumed, policy)
         if chosen.action is Action.ESCALATE:
             incident.escalate(turn, f"{MONITOR_AGAIN}, and {chosen.explanation}", chosen.needs)
             return False
@@ -84,6 +88,15 @@ def _watched(turn: Turn) -> bool:
     turn.set_lead(settings=watched)
     turn.note(SettingsAdopted(settings=watched, reason=MONITOR_AGAIN))
     return True
+
+
+def _leave_to_guards(turn: Turn) -> None:
+    """Ray's monitor goes off where that is asked for: what the guards watch, nobody else has to."""
+    settings = turn.lead.settings
+    off = replace(settings, ray_memory_threshold=guards.asked(turn.state, turn.policy).ray_memory_threshold)
+    if off.ray_memory_threshold is None and off not in (settings, *turn.lead.failed):
+        turn.set_lead(settings=off)
+        turn.note(SettingsAdopted(settings=off, reason=MONITOR_OFF))
 
 
 def form(turn: Turn) -> None:
@@ -238,6 +251,7 @@ def _serve(turn: Turn) -> None:
         )
     )
     _learn_silences(turn)
+    keeping.learn_peaks(turn)
     turn.set_lead(verified=lead.settings)
     turn.move(Phase.SERVING, "verified by a real generation")
     incident.close(turn, "recovered")

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
+from sparkd.core import release
+from sparkd.core.commands import (
+    CheckModel,
+    DrainSources,
+    EndDaemon,
+    EvictPages,
+    StartUnit,
+    StopUnit,
+    SweepLeftovers,
+)
 from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.records import MemberRan, MemberRested, UnitChanged
@@ -197,7 +206,11 @@ def _note_empty(turn: Turn) -> None:
         return
     generation = intent.stamp.generation
     if generation > member.emptied_generation:
-        turn.set_member(emptied_generation=generation, emptied_at_s=turn.now)
+        turn.set_member(
+            emptied_generation=generation, emptied_at_s=turn.now, rose_bytes=0, rose_at_s=turn.now
+        )
+        if turn.policy.unified_memory and not turn.policy.observe_only:
+            turn.order(EvictPages())
         if not any(unit.generation == generation for unit in member.units):
             turn.set_member(drained_generation=max(member.drained_generation, generation))
 
@@ -206,8 +219,7 @@ def _note_memory_back(turn: Turn) -> None:
     member = turn.member
     if member.fenced_generation >= member.emptied_generation or member.emptied_at_s is None:
         return
-    deadline_s = member.emptied_at_s + turn.policy.memory_release_s
-    if _memory_is_back(turn) or turn.due(deadline_s):
+    if release.is_over(turn, member.emptied_at_s):
         turn.set_member(fenced_generation=member.emptied_generation)
         _rest(turn, member.emptied_generation)
 
@@ -217,16 +229,6 @@ def _rest(turn: Turn, generation: int) -> None:
     if turn.member.ran:
         turn.note(MemberRested(generation=generation, returned=turn.member.returned))
         turn.set_member(ran=False)
-
-
-def _memory_is_back(turn: Turn) -> bool:
-    member = turn.member
-    if member.baseline_bytes is None:
-        return True  # nothing was started here
-    sample = member.memory
-    if sample is None or member.emptied_at_s is None or sample.at_s < member.emptied_at_s:
-        return False
-    return sample.available_bytes >= member.baseline_bytes - turn.policy.memory_tolerance_bytes
 
 
 def _check_model(turn: Turn) -> None:

@@ -90,6 +90,36 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardSeen:
+    """What is known of a node's memory guard.
+
+    Attributes:
+        alive: it looked a moment ago.
+        enforcing: alive, and kills where it has to; the only state in which Ray's own monitor may be off.
+        floor_bytes: below so much available memory it acts; None where no guard is seen.
+        leased: that floor is the daemon's, not the guard's own.
+        trips: how often it acted since it began.
+        notes: what it says an operator should know.
+        rivals: other guardians on this node, each in a sentence with who would act first.
+        reason: why it is not alive or not enforcing; empty where it enforces.
+    """
+
+    alive: bool = False
+    enforcing: bool = False
+    floor_bytes: int | None = None
+    leased: bool = False
+    trips: int = 0
+    notes: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def state(self) -> str:
+        """What it does, in a word or two."""
+        return "enforcing" if self.enforcing else "only observing" if self.alive else "not there"
+
+
+@dataclass(frozen=True, slots=True)
 class MemberStatus:
     """One node's retained status.
 
@@ -109,7 +139,7 @@ class MemberStatus:
         ready: what must be there before a launch is there; None = not checked yet; not_ready: why not.
         leaving: this daemon is going to stop its member.
         available_bytes, total_bytes, pressure_percent: the node's memory, None = unknown.
-        broker: what this node's session with the broker is ("connected"); informs.
+        guard: this node's memory guard; None = not looked for yet.
     """
 
     node: str
@@ -137,6 +167,7 @@ class MemberStatus:
     baseline_bytes: int | None = None
     lowest_bytes: int | None = None
     pressure_percent: float | None = None
+    guard: GuardSeen | None = None
     version: str = ""
 
 
@@ -189,7 +220,10 @@ class IncidentNotice:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Once a second: what the peer keeps as a black box and the status page shows. Never decides."""
+    """Once a second: what the peer keeps as a black box and the status page shows. Never decides.
+
+    `floor_bytes`: the memory guard's, None = none is seen; `guarded`: it enforces.
+    """
 
     node: str
     instance: str
@@ -200,3 +234,5 @@ class Telemetry:
     pressure_percent: float | None = None
     done: int | None = None
     total: int | None = None
+    floor_bytes: int | None = None
+    guarded: bool = False

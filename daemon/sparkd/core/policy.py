@@ -6,8 +6,9 @@ All durations are seconds. Bounds are checked where it is made; here values are 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from sparkd.words import GIB, Backend, Phase, Settings
+from sparkd.words import GIB, Backend, Floors, Phase, Settings
 
 # A first start after a change of topology may compile for 36 minutes (public report on two Sparks); a load
 # is judged by its progress, not by its length. Budgets are learned later; these bound what is unknown.
@@ -25,16 +26,12 @@ PHASE_BUDGETS: tuple[tuple[Phase, float], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Floors:
-    """How far the ladder may go down."""
+class UnfitPlan(StrEnum):
+    """What becomes of a plan that the numbers reject before its launch."""
 
-    gpu_memory_utilization: float = 0.5
-    kv_cache_bytes: int = GIB
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 512
-    max_model_len: int = 2048
-    eager_allowed: bool = True
+    REFUSE = "refuse"
+    ADJUST = "adjust"
+    WARN = "warn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,12 @@ class Policy:
         floors: the ladder's bounds.
         shared_digest, node_digest: the plan as this node renders it (see `engines.digest`).
         version: this daemon's version.
-        guard_enforcing: every node's guard is observed enforcing (none exists before the memory guard does).
-        guard_floor_bytes: available memory below which the guard ends the member; design: the guard gets its
-            floors from the daemon.
+        guard_enforcing: every node's guard is observed enforcing; put in for each decision (`core.guards`).
+        guard_floor_bytes: available memory below which the guard ends the member: it is asked for this floor.
         unified_memory: GPU and node share one memory (DGX Spark); False: the device has its own, and a kill
             for the node's memory is not cured by a smaller KV cache.
-        ray_monitor_off_asked: the operator asks for Ray's memory monitor off; `settings` then holds the
-            highest threshold instead, for the monitor may be off only while every guard enforces.
+        ray_monitor_off_asked: Ray's memory monitor is wanted off; `settings` then holds the highest threshold
+            instead, for the monitor may be off only while every guard enforces.
         autostart: start the engine when the daemon starts.
         phase_budget_s: longest silence of progress within a phase.
         stall_s: longest silence of a load that has begun to progress.
@@ -86,6 +82,7 @@ class Policy:
         leak_cycles: so many teardowns in a row with less memory back each time are a leak.
         transient_budget: relaunches for one transient cause within budget_window_s.
         unknown_unchanged: unchanged relaunches for `unknown` before one memory step.
+        unfit_plan: what becomes of a plan that the numbers reject before its launch (`core.fitting`).
         margin_share: what a memory step frees beside what the evidence asks for and what typically still
             comes, as a share of the node's memory.
     """
@@ -137,6 +134,7 @@ class Policy:
     transient_budget: int = 3
     budget_window_s: float = 3600.0
     unknown_unchanged: int = 2
+    unfit_plan: UnfitPlan = UnfitPlan.ADJUST
     margin_share: float = 0.01
 
     @property

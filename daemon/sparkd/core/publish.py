@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core.commands import (
+    LeaseFloor,
     ProbePeer,
     PublishIncident,
     PublishReport,
@@ -29,6 +30,7 @@ def publish(turn: Turn) -> None:
     _report(turn)
     _status(turn)
     _telemetry(turn)
+    _lease(turn)
     for peer in turn.state.peers:
         _probe_peer(turn, peer)
 
@@ -91,6 +93,7 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         baseline_bytes=member.baseline_bytes,
         lowest_bytes=member.lowest_bytes,
         pressure_percent=memory.pressure_percent if memory else None,
+        guard=member.guard,
         version=version,
     )
 
@@ -154,19 +157,39 @@ def _telemetry(turn: Turn) -> None:
 
 
 def _telemetry_of(turn: Turn) -> Telemetry:
-    memory, lead = turn.member.memory, turn.state.coordinator
+    memory, lead, guard = turn.member.memory, turn.state.coordinator, turn.member.guard
     progress = lead.watch.progress if lead else None
     return Telemetry(
         node=turn.state.node,
         instance=turn.state.instance,
-        phase=lead.phase if lead else _heads_phase(turn),
+        phase=_phase(turn),
         generation=_generation(turn),
         available_bytes=memory.available_bytes if memory else None,
         total_bytes=memory.total_bytes if memory else None,
         pressure_percent=memory.pressure_percent if memory else None,
         done=progress.done if progress else None,
         total=progress.total if progress else None,
+        floor_bytes=guard.floor_bytes if guard else None,
+        guarded=guard is not None and guard.enforcing,
     )
+
+
+LEASE_EVERY_S = 10.0
+"""A third of what a lease lasts: a loop that stood still for some seconds does not lose it."""
+
+
+def _lease(turn: Turn) -> None:
+    """Tell the guard the phase's floor, at once where the phase changed."""
+    published, phase = turn.state.published, _phase(turn)
+    if not turn.due(published.leased_at_s + LEASE_EVERY_S) and phase is published.leased:
+        return
+    turn.set_state(news=False, published=evolve(published, {"leased": phase, "leased_at_s": turn.now}))
+    turn.wake(turn.now + LEASE_EVERY_S)
+    turn.order(LeaseFloor(phase=phase, floor_bytes=turn.policy.guard_floor_bytes))
+
+
+def _phase(turn: Turn) -> Phase:
+    return turn.lead.phase if turn.state.coordinator is not None else _heads_phase(turn)
 
 
 def _generation(turn: Turn) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sparkd.core.decision import Case
 from sparkd.core.policy import Policy
 from sparkd.signals.model import Diagnosis
+from sparkd.sizing.model import Learned
 from sparkd.words import Phase, Settings, Stamp
 
 
@@ -147,6 +148,25 @@ class SettingsAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDoubted:
+    """By the numbers a plan does not fit a node; what was done about it, and why.
+
+    Attributes:
+        node: where it does not.
+        phase, cause: what would fail first, as a diagnosis would name it; over_bytes: what is missing.
+        action: "launched", "adjusted" or "refused".
+        text: the numbers, and why so.
+    """
+
+    node: str
+    phase: Phase
+    cause: str
+    over_bytes: int
+    action: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """What the coordinator keeps across its daemon's restarts and reboots, beside its settings.
 
@@ -158,6 +178,7 @@ class Kept:
         forgiven: the newest generation whose unclean end has been counted against its settings.
         unclean: how many boots in a row followed an unclean end.
         generation, phase: the newest generation and where it is; found running, it goes on there.
+        learned: what the peaks of a verified start teach the next estimate; None = none was measured.
         target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
         climbed: the asked settings were tried in a quiet moment, and failed; not again before a person acts.
         streak: failures in a row since a generation last served for the cooldown.
@@ -174,6 +195,7 @@ class Kept:
     unclean: int = 0
     generation: int = 0
     phase: Phase = Phase.IDLE
+    learned: Learned | None = None
     target: bool | None = None
     paused: bool = False
     climbed: bool = False
@@ -211,6 +233,18 @@ class MemberRested:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryKept:
+    """Not all of a dead generation's memory came back: the next start is judged by what is there.
+
+    `missing_bytes`: beside what was available before its start; `waited_s`: since its end.
+    """
+
+    generation: int
+    missing_bytes: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """A generation answered a real generation correctly."""
 
@@ -239,9 +273,11 @@ Record = (
     | Remedied
     | IncidentClosed
     | SettingsAdopted
+    | PlanDoubted
     | KeptChanged
     | MemberRan
     | MemberRested
+    | MemoryKept
     | Verified
     | InvariantBroken
 )

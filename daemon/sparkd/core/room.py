@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from sparkd.core import rungs
 from sparkd.core.need import Need, gib
-from sparkd.core.policy import Floors
 from sparkd.core.rungs import Draft, Step
 from sparkd.core.spikes import BESIDE_WEIGHTS_BYTES, NOISE_BYTES, transient_bytes
 from sparkd.signals.model import Diagnosis
-from sparkd.words import GIB, Settings
+from sparkd.words import GIB, Floors, Settings
 
 CARE = 1.25
 """What is foreseen of a step and the graphs is typical; a start that is refused for a little costs a whole

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sparkd.core.need import RAISED_THRESHOLD, Need, gib
-from sparkd.core.policy import Floors, Policy
+from sparkd.core.policy import Policy
 from sparkd.core.spikes import (
     DEFAULT_BATCHED_TOKENS,
     certainty_bytes,
@@ -25,7 +25,7 @@ from sparkd.core.spikes import (
     sure_bytes,
     transient_bytes,
 )
-from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import CudaGraph, Floors, LoadFormat, Phase, Settings
 
 Step = tuple[Settings, str] | None
 Rung = Callable[[Settings, Need, Floors], Step]

@@ -12,11 +12,13 @@ from sparkd.core.context import same_context
 from sparkd.core.edited import settings_in_force, within
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
 from sparkd.core.leak import leaks
-from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
+from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import Kept, Times
 from sparkd.core.restart import backoff
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
+from sparkd.sizing.model import Learned
+from sparkd.sizing.sized import Sized
 from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
 
 SIGNALS_MAX = 64
@@ -76,6 +78,8 @@ class Published:
     level: MemberStatus | None = None
     status_at_s: float = float("-inf")
     telemetry_at_s: float = float("-inf")
+    leased: Phase | None = None
+    leased_at_s: float = float("-inf")
     intent_at_s: float = float("-inf")
     intent_seq: int = 0
 
@@ -88,7 +92,9 @@ class Member:
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
     something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
     ended without rest, 0 = nothing; `returned`:
-    memory available before each of the last starts, bytes; `leaking`: it falls with every one.
+    memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
+    the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet;
+    `rose_bytes`, `rose_at_s`: what was available when it last rose after the last end, and when that was.
     """
 
     intent: Intent | None = None
@@ -99,6 +105,8 @@ class Member:
     swept: bool = False
     found: tuple[RunningUnit, ...] = ()
     emptied_at_s: float | None = None
+    rose_bytes: int = 0
+    rose_at_s: float = float("-inf")
     emptied_generation: int = 0
     fenced_generation: int = 0
     draining_generation: int = 0
@@ -115,6 +123,8 @@ class Member:
     unclean_generation: int = 0
     returned: tuple[int, ...] = ()
     leaking: bool = False
+    model: Sized | None = None
+    guard: GuardSeen | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +156,7 @@ class Watch:
     else the engine says of its memory. `silences`:
     the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked. `token_at_s`:
     since when no token was seen, which our own stall begins anew; `worked_at_s`: when one truly was.
+    `peaks`: the most that was in use on this node in each phase, bytes.
     """
 
     progress: PhaseSeen | None = None
@@ -178,6 +189,7 @@ class Watch:
     outstanding_since_s: float | None = None
     busy_at_s: float = float("-inf")
     silences: tuple[tuple[Phase, float], ...] = ()
+    peaks: tuple[tuple[Phase, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +228,8 @@ class Coordinator:
     for the cooldown; `trial`: the settings in force are tried although others are proven; `retry_at_s`,
     `retrying`: an escalation that tries again by itself; `awaits_reboot`: one that a reboot ends; `verified`:
     the settings that served last; `edited`: what was edited since the start of what was taken over, for the
-    next start; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all
-    this.
+    next start; `learned`: what the measured peaks `learned_from` teach the next estimate; `failed`: settings
+    that were given up for a memory reason; `kept`: what is on disk of all this.
     """
 
     phase: Phase = Phase.IDLE
@@ -257,6 +269,8 @@ class Coordinator:
     verified: Settings | None = None
     proven: Settings | None = None
     silences: tuple[tuple[Phase, float], ...] = ()
+    learned: Learned | None = None
+    learned_from: tuple[tuple[Phase, int], ...] = ()
     forgiven: int = 0
     unclean: int = 0
     edited: tuple[tuple[str, Any], ...] = ()
@@ -372,6 +386,7 @@ def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordina
         pause_wanted=policy.observe_only or kept.paused,
         proven=proven if proven is not None and within(proven, asked, floors) == proven else None,
         silences=kept.silences if valid else (),
+        learned=kept.learned if valid else None,
         forgiven=kept.forgiven,
         unclean=kept.unclean,
         kept=kept,

@@ -7,7 +7,7 @@ so many in a row, and nothing is started any more.
 
 from __future__ import annotations
 
-from sparkd.core import incident, remedy
+from sparkd.core import guards, incident, remedy
 from sparkd.core.decision import follow
 from sparkd.core.records import Remedied, SettingsAdopted, Times
 from sparkd.core.turn import Turn
@@ -52,7 +52,7 @@ def _step_down(turn: Turn, node: str, reason: str) -> None:
     lead = turn.lead
     assumed = Diagnosis("uma_host_exhaustion", None, node, False, 1.0, reason)
     case = incident.case_of(turn, Evidence(), 1)
-    chosen = follow(case, assumed, turn.policy)
+    chosen = follow(case, assumed, guards.in_force(turn.state, turn.policy))
     known = Diagnosis("unknown", None, node, None, 0.0, reason)
     number = lead.incident.number if lead.incident is not None else 0
     text = f"counts as a memory failure: {chosen.explanation}"

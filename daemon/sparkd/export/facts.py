@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkd.core import guards
+from sparkd.core.messages import GuardSeen
 from sparkd.core.policy import Policy
 from sparkd.core.state import Coordinator, Peer, State, Watch
 from sparkd.words import Phase, Settings, differing
@@ -120,6 +122,22 @@ def memory_of(state: State, node: str, policy: Policy, now: float) -> NodeMemory
     if said is None:
         return NodeMemory()
     return NodeMemory(said.available_bytes, said.total_bytes, said.pressure_percent)
+
+
+def guard_of(state: State, node: str, policy: Policy, now: float) -> GuardSeen | None:
+    """Return what is known of a node's memory guard now; None where nobody said it lately."""
+    peer = state.peer(node)
+    if peer is not None and not heard(peer, policy, now):
+        return None
+    return guards.of(state, node)
+
+
+def guards_enforce(state: State, policy: Policy, now: float) -> bool | None:
+    """Return whether every node's guard enforces; None where that of a node is not known."""
+    seen = [guard_of(state, name, policy, now) for name, _ in policy.nodes]
+    if any(guard is not None and not guard.enforcing for guard in seen):
+        return False
+    return None if None in seen else True
 
 
 def ray_nodes_alive(state: State) -> int | None:

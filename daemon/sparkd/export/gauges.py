@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from sparkd.core import guards
 from sparkd.core.events import EngineObserved
 from sparkd.core.policy import Policy
 from sparkd.core.state import Coordinator, State
@@ -107,13 +108,14 @@ def setting_numbers(settings: Settings | None) -> tuple[float, ...]:
 
 def _settings(state: State, policy: Policy) -> Iterator[Metric]:
     settings = facts.settings_of(state)
-    asked, in_force = setting_numbers(policy.settings), setting_numbers(settings)
-    for (name, text), wanted, current in zip(_SETTINGS, asked, in_force, strict=True):
+    wanted = guards.asked(state, policy)
+    asked, in_force = setting_numbers(wanted), setting_numbers(settings)
+    for (name, text), before, current in zip(_SETTINGS, asked, in_force, strict=True):
         family = GaugeMetricFamily(f"sparkd_setting_{name}", text, labels=["which"])
-        family.add_metric(["asked"], wanted)
+        family.add_metric(["asked"], before)
         family.add_metric(["in_force"], current)
         yield family
-    differing = None if settings is None else len(facts.changed(policy.settings, settings))
+    differing = None if settings is None else len(facts.changed(wanted, settings))
     yield _gauge("settings_changed", "Memory settings in force that differ from those asked for.", differing)
     measured = facts.watch_of(state).kv_cache_bytes
     yield _gauge("kv_cache_measured_bytes", "KV cache of one rank as the engine reported it.", measured)
@@ -130,7 +132,8 @@ def _memory(state: State, policy: Policy, now: float) -> Iterator[Metric]:
         available.add_metric([name], _number(memory.available_bytes))
         total.add_metric([name], _number(memory.total_bytes))
         pressure.add_metric([name], UNKNOWN if percent is None else percent / 100)
-        floor.add_metric([name], UNKNOWN)
+        guard = facts.guard_of(state, name, policy, now)
+        floor.add_metric([name], _number(guard.floor_bytes if guard else None))
     yield from (available, total, pressure, floor)
     sample = state.member.memory
     swap = None if sample is None else sample.swap_used_bytes
@@ -156,7 +159,8 @@ def _peers(state: State, policy: Policy, now: float) -> Iterator[Metric]:
         reachable.add_metric([peer.node, "http"], _number(facts.heard_by_http(peer, policy, now)))
     yield reachable
     yield _gauge("broker_connected", "1 while the session with the broker is up.", state.broker)
-    yield _gauge("guard_enforcing", "1 while every node's memory guard enforces.", policy.guard_enforcing)
+    guarded = facts.guards_enforce(state, policy, now)
+    yield _gauge("guard_enforcing", "1 while every node's memory guard enforces.", guarded)
 
 
 def _engine(state: State) -> Iterator[Metric]:

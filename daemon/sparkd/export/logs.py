@@ -18,9 +18,11 @@ from sparkd.core.records import (
     KeptChanged,
     MemberRan,
     MemberRested,
+    MemoryKept,
     MessageDropped,
     PeerChanged,
     PhaseChanged,
+    PlanDoubted,
     Record,
     Remedied,
     SessionChanged,
@@ -132,8 +134,11 @@ def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
             | Judged()
             | MemberRan()
             | MemberRested()
+            | PlanDoubted()
+            | MemoryKept()
         ):
             level = logging.DEBUG if isinstance(record, _FOR_THE_DISK) else logging.INFO
+            level = logging.WARNING if isinstance(record, PlanDoubted | MemoryKept) else level
             return level, _EVENTS[type(record)], asdict(record)
         case PeerChanged(present=there) | SessionChanged(connected=there):
             return logging.INFO if there else logging.WARNING, _EVENTS[type(record)], asdict(record)
@@ -166,6 +171,8 @@ _EVENTS: dict[type[Any], str] = {
     KeptChanged: "kept_changed",
     MemberRan: "member_ran",
     MemberRested: "member_rested",
+    PlanDoubted: "plan_doubted",
+    MemoryKept: "memory_kept",
 }
 
 

@@ -21,6 +21,9 @@ def one_line(state: State, policy: Policy, now: float) -> str:
         parts.append(f"generation {generation}")
     if state.coordinator is not None and phase is Phase.WAITING and state.coordinator.waiting:
         parts.append(f"for {'; '.join(state.coordinator.waiting)}")
+    guard = state.member.guard
+    if guard is not None and not guard.enforcing:
+        parts.append(f"memory guard {guard.state}")
     if needs := facts.needs_of(state, now):
         parts.append(f"needs you: {needs}")
     return " · ".join(parts)

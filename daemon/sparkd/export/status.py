@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkd.core.messages import UnitState
+from sparkd.core import guards
+from sparkd.core.messages import GuardSeen, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.state import Incident, Peer, State
 from sparkd.export import facts
@@ -69,8 +70,9 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "model": _model(policy, about),
         "traffic": _traffic(state),
         "nodes": [_node(state, name, policy, now) for name, _ in policy.nodes],
-        "guard_enforcing": policy.guard_enforcing,
+        "guard_enforcing": facts.guards_enforce(state, policy, now),
         "settings": _settings(state, policy, about),
+        "held": _held(state),
         "progress": _progress(state, policy, now),
         "waiting": None if coordinator is None else list(coordinator.waiting),
         "backoff_s": _backoff(state, now),
@@ -120,8 +122,19 @@ def _node(state: State, name: str, policy: Policy, now: float) -> dict[str, Any]
         "node": name,
         "role": Role.HEAD if name == policy.head else Role.WORKER,
         **asdict(facts.memory_of(state, name, policy, now)),
-        "floor_bytes": None,  # the memory guard's, as far as one is observed
+        **_guard(facts.guard_of(state, name, policy, now)),
         **own,
+    }
+
+
+def _guard(guard: GuardSeen | None) -> dict[str, Any]:
+    """The memory guard of a node; all None where nobody has said anything of it."""
+    return {
+        "floor_bytes": guard.floor_bytes if guard else None,
+        "guard": guard.state if guard else None,
+        "guard_why": guard.reason if guard else None,
+        "guard_trips": guard.trips if guard else None,
+        "guard_notes": [*guard.notes, *guard.rivals] if guard else None,
     }
 
 
@@ -134,6 +147,7 @@ def _own(state: State) -> dict[str, Any]:
         "mqtt": None,
         "http": None,
         "broker": state.broker,
+        "baseline_bytes": state.member.baseline_bytes,
         "leaving": state.member.leaving,
         "not_ready": state.member.not_ready,
         "refused": state.member.refused,
@@ -154,6 +168,7 @@ def _peer(state: State, peer: Peer, policy: Policy, now: float) -> dict[str, Any
         "mqtt": facts.heard_by_mqtt(state, peer, policy, now),
         "http": facts.heard_by_http(peer, policy, now),
         "broker": facts.heard_by_mqtt(state, peer, policy, now),
+        "baseline_bytes": None if status is None else status.baseline_bytes,
         "leaving": None if status is None else status.leaving,
         "not_ready": None if status is None else status.not_ready,
         "refused": None if status is None else status.refused,
@@ -162,14 +177,24 @@ def _peer(state: State, peer: Peer, policy: Policy, now: float) -> dict[str, Any
 
 
 def _settings(state: State, policy: Policy, about: About) -> dict[str, Any]:
-    asked = asdict(policy.settings)
+    wanted = guards.asked(state, policy)
     in_force = facts.settings_of(state)
     return {
-        "asked": asked,
+        "asked": asdict(wanted),
         "in_force": None if in_force is None else asdict(in_force),
-        "changed": facts.changed(policy.settings, in_force),
+        "changed": facts.changed(wanted, in_force),
         "kv_cache_measured_bytes": facts.watch_of(state).kv_cache_bytes,
         "learned": about.learned,
+    }
+
+
+def _held(state: State) -> dict[str, Any]:
+    """What the engine says that one rank holds."""
+    watch = facts.watch_of(state)
+    return {
+        "weights_bytes": watch.weights_bytes,
+        "kv_cache_bytes": watch.kv_cache_bytes,
+        "graphs_bytes": watch.sizes.captured_bytes,
     }
 
 

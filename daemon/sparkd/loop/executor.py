@@ -17,7 +17,19 @@ import structlog
 from sparkd.core import commands as co
 from sparkd.core import events as ev
 from sparkd.engines.model import Rendered
-from sparkd.ports import Api, Bus, Emit, ModelFiles, PeerUnreachableError, PeerView, RayTable, Sources, Units
+from sparkd.loop.pumps import tell_trips
+from sparkd.ports import (
+    Api,
+    Bus,
+    Emit,
+    MemoryGuard,
+    ModelFiles,
+    PeerUnreachableError,
+    PeerView,
+    RayTable,
+    Sources,
+    Units,
+)
 from sparkd.words import Settings, Stamp, UnitName
 
 log = structlog.get_logger()
@@ -39,6 +51,7 @@ class World:
     ray: RayTable
     api: Api
     model: ModelFiles
+    guard: MemoryGuard
     render: Render
     end: Callable[[], None]
 
@@ -57,6 +70,7 @@ class Executor:
             co.StopUnit: self._stop,
             co.DrainSources: self._drain,
             co.CheckModel: self._check_model,
+            co.EvictPages: lambda _: world.model.evict(),
             co.ProbeMembership: self._membership,
             co.ProbeEngine: self._engine,
             co.SendCanary: self._canary,
@@ -66,6 +80,7 @@ class Executor:
             co.PublishReport: lambda c: world.bus.publish(c.report),
             co.PublishTelemetry: lambda c: world.bus.publish(c.telemetry),
             co.PublishIncident: lambda c: world.bus.publish(c.notice),
+            co.LeaseFloor: self._lease,
             co.EndDaemon: self._end,
         }
 
@@ -117,6 +132,7 @@ class Executor:
 
     async def _drain(self, command: co.DrainSources) -> None:
         await self._world.sources.drain(command.generation)
+        tell_trips(self._world.guard, self._emit)
         self._emit(ev.SourcesDrained(generation=command.generation))
 
     async def _check_model(self, _command: co.CheckModel) -> None:
@@ -142,6 +158,9 @@ class Executor:
             self._emit(ev.PeerProbed(node=command.node, reached=True))
         except PeerUnreachableError as error:
             self._emit(ev.PeerProbed(node=command.node, reached=False, reason=str(error)[:300]))
+
+    async def _lease(self, command: co.LeaseFloor) -> None:
+        self._world.guard.lease(command.phase, command.floor_bytes)
 
     async def _end(self, _command: co.EndDaemon) -> None:
         self._world.end()

@@ -7,13 +7,16 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from sparkd.core.events import MemoryObserved
-from sparkd.ports import Emit, Memory
+from sparkd.core.events import GuardObserved, MemoryObserved, SignalSeen
+from sparkd.core.messages import GuardSeen
+from sparkd.ports import Emit, Memory, MemoryGuard
 
 log = structlog.get_logger()
 
 MEMORY_EVERY_S = 0.5
 """Period of the memory readings: a fence waits for the reading after the last process is gone."""
+GUARD_EVERY_S = 1.0
+"""Period of looking for the memory guard, which says once a second that it lives."""
 AGAIN_S = 1.0
 """Pause of a pump that broke."""
 
@@ -36,3 +39,25 @@ async def pump_memory(memory: Memory, emit: Emit) -> None:
         if sample is not None:
             emit(MemoryObserved(sample=sample))
         await asyncio.sleep(MEMORY_EVERY_S)
+
+
+async def pump_guard(guard: MemoryGuard, emit: Emit) -> None:
+    """Look for the memory guard periodically; its changes are told, and its trips at once."""
+    seen: GuardSeen | None = None
+    while True:
+        now = guard.read()
+        if seen is None or now.trips != seen.trips:
+            tell_trips(guard, emit)
+        if now != seen:
+            emit(GuardObserved(guard=now))
+        seen = now
+        await asyncio.sleep(GUARD_EVERY_S)
+
+
+def tell_trips(guard: MemoryGuard, emit: Emit) -> None:
+    """Tell the trips that were not told yet; of one before this daemon nobody knows whose it was."""
+    for trip in guard.trips():
+        if trip.fatal:
+            emit(SignalSeen(signal=trip))
+        else:
+            log.warning("guard tripped before this daemon", quote=trip.quote)

@@ -9,12 +9,14 @@ from math import floor
 from sparkd.sizing import declared
 from sparkd.sizing.model import Request
 from sparkd.sizing.verdict import Failure, Judged, Outcome, free_at_start, gib, judge
+from sparkd.sizing.weights import Weights
 from sparkd.words import CudaGraph, Phase, Settings
 
 STEPS_MAX = 24
 SHARES = 1000
 """vLLM's share is advised in thousandths."""
-LEAST_TOKENS, LEAST_SHARE, LEAST_LENGTH = 512, 0.1, 2048
+LEAST_REQUESTS = 64
+"""Fewer requests in a step than these free next to nothing of the sampler's peak."""
 _ORDER = list(Phase)
 _EARLY = (Phase.FORMING, Phase.INIT_DISTRIBUTED, Phase.LOADING_WEIGHTS)
 
@@ -49,9 +51,14 @@ class Advice:
 _Draft = tuple[Settings, Change]
 
 
-def plan_for(request: Request) -> Advice:
-    """Judge a plan before its launch; where it would fail, say which settings fit."""
-    asked = judge(request)
+def plan_for(request: Request, weights: Weights | None = None) -> Advice:
+    """Judge a plan before its launch; where it would fail, say which settings fit.
+
+    Args:
+        request: what is asked; its floors bound what is advised.
+        weights: as for `sizes_of`.
+    """
+    asked = judge(request, weights)
     if not asked.failures or asked.failures[0].cause == "bad_configuration":
         return Advice(asked, only_you=asked.failures[0].text if asked.failures else "")
     now, changes = asked, list[Change]()
@@ -125,7 +132,7 @@ def _said(value: object) -> str:
 def _share_to_free(now: Judged, request: Request, failure: Failure) -> _Draft | None:
     """Lower vLLM's share below what will be free when it looks."""
     share = floor((free_at_start(request) - declared.NOISE_BYTES) / request.node.total_bytes * 100) / 100
-    if share < LEAST_SHARE or share >= now.settings.gpu_memory_utilization:
+    if share < request.floors.gpu_memory_utilization or share >= now.settings.gpu_memory_utilization:
         return None
     return _changed(
         now, f"{gib(failure.over_bytes)} less are free at the start", gpu_memory_utilization=share
@@ -146,7 +153,9 @@ def _less_cache(now: Judged, request: Request, failure: Failure) -> _Draft | Non
     share = floor((now.sizes.requested_bytes - over) / request.node.total_bytes * SHARES) / SHARES
     pinned = now.settings.kv_cache_bytes is not None
     left = cached - over - (0 if pinned else request.node.total_bytes // SHARES)
-    if not over or left < one or (share < LEAST_SHARE and not pinned):
+    if not over or left < max(one, request.floors.kv_cache_bytes):
+        return None
+    if share < request.floors.gpu_memory_utilization and not pinned:
         return None
     why = f"the KV cache pays one for one: {gib(cached)} becomes {gib(cached - over)}"
     if pinned:
@@ -156,9 +165,9 @@ def _less_cache(now: Judged, request: Request, failure: Failure) -> _Draft | Non
 
 def _fewer_requests(now: Judged, request: Request, failure: Failure) -> _Draft | None:
     """The sampler's peak grows with the requests of a step."""
-    del request, failure
+    del failure
     asked = now.settings.max_num_seqs or declared.DEFAULT_SEQS
-    if asked <= 64:
+    if asked <= LEAST_REQUESTS or asked // 2 < request.floors.max_num_seqs:
         return None
     why = "the sampler's memory grows with the requests of a step"
     return _changed(now, why, max_num_seqs=asked // 2)
@@ -166,10 +175,9 @@ def _fewer_requests(now: Judged, request: Request, failure: Failure) -> _Draft |
 
 def _fewer_tokens(now: Judged, request: Request, failure: Failure) -> _Draft | None:
     """A step's peak grows with its tokens."""
-    del request
     asked = now.settings.max_num_batched_tokens or declared.DEFAULT_BATCHED_TOKENS
-    least = LEAST_TOKENS if failure.phase is Phase.PROFILING else declared.DEFAULT_BATCHED_TOKENS
-    if asked // 2 < least:
+    least = 0 if failure.phase is Phase.PROFILING else declared.DEFAULT_BATCHED_TOKENS
+    if asked // 2 < max(least, request.floors.max_num_batched_tokens):
         return None
     return _changed(now, "a step's memory grows with its tokens", max_num_batched_tokens=asked // 2)
 
@@ -182,20 +190,20 @@ def _fewer_graphs(now: Judged, request: Request, failure: Failure) -> _Draft | N
 
 
 def _no_graphs(now: Judged, request: Request, failure: Failure) -> _Draft | None:
-    del request, failure
-    if now.settings.cudagraph is CudaGraph.NONE:
+    del failure
+    if now.settings.cudagraph is CudaGraph.NONE or not request.floors.eager_allowed:
         return None
     return _changed(now, "no CUDA graphs: the last resort, it decodes slower", cudagraph=CudaGraph.NONE)
 
 
 def _shorter(now: Judged, request: Request, failure: Failure) -> _Draft | None:
     """Only as long a request as the cache can hold."""
-    del request, failure
+    del failure
     most, cached = now.sizes.max_model_len, now.sizes.kv_cache_bytes
     if most is None or not cached:
         return None
     length = now.sizes.cache.longest(cached, most) // 256 * 256
-    if length < LEAST_LENGTH or length >= most:
+    if length < request.floors.max_model_len or length >= most:
         return None
     why = f"the longest request that {gib(cached)} of KV cache hold"
     return _changed(now, why, max_model_len=length)
@@ -210,7 +218,7 @@ def _shorter_for_less(now: Judged, request: Request, failure: Failure) -> _Draft
     if most is None or left <= 0 or now.sizes.layers.unknown:
         return None
     length = now.sizes.cache.longest(left, most) // 256 * 256
-    if length < LEAST_LENGTH or length >= most:
+    if length < request.floors.max_model_len or length >= most:
         return None
     return _changed(
         now, f"the KV cache has to become {gib(left)}, which hold no longer one", max_model_len=length

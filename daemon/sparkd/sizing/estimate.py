@@ -250,22 +250,34 @@ class Observed:
     kv_cache_bytes: int | None = None
 
 
-def learn(request: Request, observed: Observed) -> Learned:
+def learn(request: Request, observed: Observed, weights: Weights | None = None) -> Learned:
     """Return the corrections that an observed launch teaches the next estimate.
 
     Args:
         request: what was asked at that launch, with what was free before it; its own corrections are not
             used, so that the same observation always teaches the same.
         observed: what it showed.
+        weights: as for `sizes_of`.
     """
     plain = replace(request, learned=None)
-    sizes = sizes_of(plain)
+    sizes = sizes_of(plain, weights)
     cached = observed.kv_cache_bytes
     pinned = request.settings.kv_cache_bytes is not None
     shift = 0 if pinned or cached is None or sizes.kv_cache_bytes is None else cached - sizes.kv_cache_bytes
     plain = replace(plain, learned=Learned(shift))
-    estimated = {need.phase: need.bytes for need in needs_of(plain, sizes_of(plain))}
-    order = list(Phase)
-    seen = sorted(observed.used_bytes, key=lambda entry: order.index(entry[0]))
-    deltas = tuple((phase, used - estimated[phase]) for phase, used in seen if phase in estimated)
-    return Learned(shift, deltas)
+    estimated = {need.phase: need.bytes for need in needs_of(plain, sizes_of(plain, sizes.weights))}
+    return Learned(shift, _deltas(estimated, dict(observed.used_bytes)))
+
+
+def _deltas(estimated: dict[Phase, int], used: dict[Phase, int]) -> tuple[tuple[Phase, int], ...]:
+    """Return measured less estimated; a phase too short to be seen held no more than the next that was."""
+    order, found, before = list(Phase), list[tuple[Phase, int]](), 0
+    for phase, amount in estimated.items():
+        if phase in used:
+            before = used[phase] - amount
+            found.append((phase, before))
+            continue
+        later = next((used[after] for after in order[order.index(phase) :] if after in used), None)
+        if later is not None and later - amount < before:
+            found.append((phase, later - amount))
+    return tuple(found)

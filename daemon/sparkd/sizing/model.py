@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import prod
 from typing import Any, NamedTuple
 
-from sparkd.words import Backend, Phase, Settings
+from sparkd.words import Backend, Floors, Phase, Settings
 
 ITEM_BYTES: Mapping[str, float] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -182,7 +182,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """All that an estimate is made from."""
+    """All that an estimate is made from; `floors`: how far the settings that are advised may go down."""
 
     checkpoint: Checkpoint
     node: Node
@@ -190,3 +190,4 @@ class Request:
     layout: Layout = field(default_factory=Layout)
     options: Options = field(default_factory=Options)
     learned: Learned | None = None
+    floors: Floors = field(default_factory=Floors)

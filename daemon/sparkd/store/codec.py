@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkd.core.records import Kept, Record
+from sparkd.sizing.model import Learned
 from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
 
 
@@ -50,6 +51,7 @@ def kept_from(body: dict[str, Any]) -> Kept:
             silences=tuple((Phase(name), float(silence_s)) for name, silence_s in body["silences"]),
             forgiven=int(body["forgiven"]),
             unclean=int(body["unclean"]),
+            learned=_learned_from(body.get("learned")),
             generation=int(body.get("generation", 0)),
             phase=Phase(body.get("phase", Phase.IDLE)),
             target=None if body["target"] is None else bool(body["target"]),
@@ -63,6 +65,13 @@ def kept_from(body: dict[str, Any]) -> Kept:
         )
     except (KeyError, TypeError, ValueError):
         return Kept()
+
+
+def _learned_from(body: dict[str, Any] | None) -> Learned | None:
+    if body is None:
+        return None
+    by_phase = tuple((Phase(name), int(delta)) for name, delta in body["by_phase"])
+    return Learned(int(body["kv_cache_bytes"]), by_phase)
 
 
 def _finite(value: Any) -> Any:

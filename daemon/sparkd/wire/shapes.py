@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkd.core.messages import (
+    GuardSeen,
     IncidentNotice,
     Intent,
     MemberStatus,
@@ -125,6 +126,21 @@ SIGNAL = shape(
     },
 )
 
+NOTES_MAX = 16
+GUARD = shape(
+    GuardSeen,
+    {
+        "alive": flag(),
+        "enforcing": flag(),
+        "floor_bytes": BYTES,
+        "leased": flag(),
+        "trips": COUNT,
+        "notes": array(text(300), NOTES_MAX),
+        "rivals": array(text(300), NOTES_MAX),
+        "reason": text(300),
+    },
+)
+
 SENDER = frozenset({"node", "instance"})
 INTENT = shape(
     Intent,
@@ -167,6 +183,7 @@ STATUS = shape(
         "baseline_bytes": BYTES,
         "lowest_bytes": BYTES,
         "pressure_percent": PERCENT,
+        "guard": optional(GUARD),
         "version": LABEL,
     },
     given=SENDER,
@@ -182,6 +199,8 @@ TELEMETRY = shape(
         "pressure_percent": PERCENT,
         "done": optional(COUNT),
         "total": optional(COUNT),
+        "floor_bytes": BYTES,
+        "guarded": flag(),
     },
     given=SENDER,
 )

@@ -95,6 +95,7 @@ class Daemon:
     def boot(self) -> None:
         """Begin: a first reading of the memory, the first try to connect."""
         self.emit(self.machine.sample())
+        self.emit(ev.GuardObserved(self.world.guard_of(self.name)))
         self.later(self.world.luck.uniform(0.0, 0.5), self._connect)
         self.later(30.0 + self.world.luck.uniform(0.0, 30.0), self._read_memory)
 

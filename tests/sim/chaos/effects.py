@@ -261,5 +261,7 @@ EFFECTS: dict[type, Callable[[Daemon, Any], None]] = {
     co.PublishReport: lambda daemon, command: daemon.publish(command.report),
     co.PublishTelemetry: lambda daemon, command: daemon.publish(command.telemetry),
     co.PublishIncident: _publish_incident,
+    co.EvictPages: lambda _daemon, _command: None,
+    co.LeaseFloor: lambda _daemon, _command: None,
     co.EndDaemon: _end,
 }

@@ -270,14 +270,14 @@ def _edit(world: World, name: str, changes: dict) -> None:
 
 def _guard_lost(world: World, fault: Fault) -> None:
     """A guard dies, or only observes: whichever, not every node's is seen to enforce any more."""
-    world.guards_lost += 1
-    world.tell_guards()
-    world.unless_healed(fault.span_s, lambda: _guard_back(world))
+    world.guards_lost[fault.node] += 1
+    world.tell_guard(fault.node)
+    world.unless_healed(fault.span_s, lambda: _guard_back(world, fault.node))
 
 
-def _guard_back(world: World) -> None:
-    world.guards_lost -= 1
-    world.tell_guards()
+def _guard_back(world: World, node: str) -> None:
+    world.guards_lost[node] -= 1
+    world.tell_guard(node)
 
 
 def _verb(world: World, fault: Fault) -> None:

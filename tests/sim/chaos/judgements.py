@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sim.chaos import memory, truth
 from sparkd.core import events as ev
 from sparkd.core.messages import Intent
-from sparkd.core.policy import Floors, Policy
+from sparkd.core.policy import Policy
 from sparkd.core.records import (
     IncidentClosed,
     IncidentOpened,
@@ -23,7 +23,7 @@ from sparkd.core.records import (
 from sparkd.core.remedy import MEMORY, UNDECIDED
 from sparkd.core.state import config_of
 from sparkd.signals.causes import cause_info
-from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import GIB, Backend, CudaGraph, Floors, LoadFormat, Phase, Settings
 
 if TYPE_CHECKING:
     from sim.chaos.daemon import Daemon
@@ -34,6 +34,8 @@ CLIMBS = "climbing back"
 LEAKS = "memory is lost with every start on "
 AT_FLOOR = "every memory setting is at its floor"
 EARLY_S = 0.05
+TOLD_TIMES = 6
+"""A status may be lost so often in a row: until then a peer's guard counts as it was said last."""
 LATEST_S = 2.2
 """What was decided before a person asked may wait so long for the disk."""
 KEPT_S, DISK_S = 3.0, 300.0
@@ -243,8 +245,8 @@ class Judgements:
         """A new generation is ordered."""
         if self.held:
             self.world.violate("an escalation outlasts its daemon", f"a person was asked: {self.held}")
-        unwatched = intent.settings.ray_memory_threshold is None and not daemon.policy.guard_enforcing
-        if unwatched and self.world.now - self.world.guards_s > LATEST_S:
+        unwatched = intent.settings.ray_memory_threshold is None and not self.world.guarded()
+        if unwatched and self.world.now - self.world.guards_s > TOLD_TIMES * daemon.policy.status_every_s:
             self.world.violate("Ray's monitor off only with an enforcing guard", f"{intent.settings}")
         if self.not_before_s is not None and daemon.clock() < self.not_before_s:
             early_s = self.not_before_s - daemon.clock()
@@ -298,7 +300,7 @@ class Judgements:
         """
         world = self.world
         policy, plan = world.policies[world.head], world.plan
-        settings = smallest(policy.settings, policy)
+        settings = smallest(policy.settings, policy.floors, guarded=world.guarded())
         if plan.load.weights + slack > policy.settings.gpu_memory_utilization * plan.total:
             return False
         for machine in world.machines.values():
@@ -315,12 +317,11 @@ class Judgements:
         return memory.one_request(plan.load, settings) + slack <= policy.floors.kv_cache_bytes + slack
 
 
-def smallest(asked: Settings, policy: object) -> Settings:
+def smallest(asked: Settings, floors: Floors, *, guarded: bool) -> Settings:
     """Return the settings at every floor."""
-    floors = policy.floors
     return replace(
         asked,
-        ray_memory_threshold=None if policy.guard_enforcing else 0.98,
+        ray_memory_threshold=None if guarded else 0.98,
         gpu_memory_utilization=min(floors.gpu_memory_utilization, asked.gpu_memory_utilization),
         kv_cache_bytes=floors.kv_cache_bytes,
         max_num_batched_tokens=floors.max_num_batched_tokens,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.chaos.judgements import LEAKS, SURVIVES
 from sparkd.core import events as ev
 from sparkd.core.policy import Policy
+from sparkd.core.release import PATIENCE
 from sparkd.words import GIB, Phase
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def bound(policy: Policy) -> float:
     notice_s = policy.no_progress_s + policy.canary_idle_s + policy.verify_deadline_s + policy.peer_silence_s
     stuck_s = max(limit_s for _, limit_s in policy.phase_budget_s)
     start_s = sum(limit_s for _, limit_s in policy.phase_budget_s) / 4
-    fence_s = 3 * (policy.stop_grace_s + 26.0) + policy.memory_release_s + 2 * policy.resend_s
+    fence_s = 3 * (policy.stop_grace_s + 26.0) + PATIENCE * policy.memory_release_s + 2 * policy.resend_s
     once_s = (
         stuck_s + start_s + fence_s + policy.backoff_max_s + policy.model_check_s + policy.drain_deadline_s
     )

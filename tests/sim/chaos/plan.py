@@ -10,9 +10,12 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkd.core.policy import Floors, Policy
-from sparkd.words import ENGINE, GIB, Backend, CudaGraph, Phase, Settings
+from sparkd.core.need import RAISED_THRESHOLD
+from sparkd.core.policy import Policy
+from sparkd.words import ENGINE, GIB, Backend, CudaGraph, Floors, Phase, Settings
 
+MONITOR_OFF_SHARE = 0.5
+"""In so many worlds Ray's monitor is wanted off, as by default."""
 OUTLIVES_SHARE = 0.4
 """Share of the worlds in which units outlive their daemon (as under systemd): the next takes them over."""
 CODEC_SHARE = 0.06
@@ -72,6 +75,7 @@ class Plan:
     oom: str
     safety_s: float
     outlives: bool = False
+    guarded: bool = False
     faults: tuple[Fault, ...] = field(default=())
 
     def without(self, faults: tuple[Fault, ...]) -> Plan:
@@ -116,6 +120,10 @@ def draw(seed: int) -> Plan:
         oom=rng.choice(("kernel", "cuda", "kernel_lost")),
         safety_s=rng.uniform(300.0, 1300.0) * (1.0 if count < 4 else 0.6),
     )
+    plan = replace(plan, guarded=plan.policy.pop("guarded"))
+    if random.Random(f"monitor {seed}").random() < MONITOR_OFF_SHARE:
+        plan.policy["ray_monitor_off_asked"] = True
+        plan.policy["settings"] = replace(plan.policy["settings"], ray_memory_threshold=RAISED_THRESHOLD)
     outlives = random.Random(f"outlives {seed}").random() < OUTLIVES_SHARE
     return replace(plan, faults=_faults(rng, plan), outlives=outlives)
 
@@ -154,7 +162,7 @@ def _policy(rng: random.Random, count: int, load: Load) -> dict[str, Any]:
     return {
         "settings": _settings(rng),
         "floors": Floors(gpu_memory_utilization=rng.choice((0.3, 0.5)), eager_allowed=eager),
-        "guard_enforcing": rng.random() < 0.4,
+        "guarded": rng.random() < 0.4,
         "autostart": rng.random() < 0.9,
         "observe_only": rng.random() < 0.02,
         "cooldown_s": rng.choice((100.0, 300.0, 600.0)),
@@ -262,7 +270,7 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
         at_s = _when(rng, at_s, plan.safety_s)
         span_s = round(rng.uniform(low, high), 3)
         faults.append(Fault(round(at_s, 3), kind, rng.choice(plan.names), span_s, rng.choice(values)))
-    if plan.policy["guard_enforcing"] and rng.random() < GUARD_LOST_SHARE:
+    if plan.guarded and rng.random() < GUARD_LOST_SHARE:
         faults.append(Fault(rng.uniform(0.0, plan.safety_s), "guard_lost", plan.names[-1], plan.safety_s))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 

@@ -20,7 +20,7 @@ from sim.chaos.machine import Machine, Tree
 from sim.chaos.network import Network
 from sim.chaos.plan import Plan
 from sparkd.core import events as ev
-from sparkd.core.messages import Intent
+from sparkd.core.messages import GuardSeen, Intent
 from sparkd.core.records import PhaseChanged, Record
 from sparkd.words import Backend, Phase, UnitName
 
@@ -68,7 +68,7 @@ class World:
         self.wrong_answers_s = self.gcs_silent_s = self.api_silent_s = 0.0
         self.stuck_next: tuple[int, float] | None = None
         self.dies_next: tuple[int, float] | None = None
-        self.guards_lost, self.guards_s = 0, float("-inf")
+        self.guards_lost, self.guards_s = dict.fromkeys(plan.names, 0), float("-inf")
         self.edits = self.births = self.damages = 0
         self.phase = Phase.IDLE
         self.steps, self.timed_s = 0, 0.0
@@ -226,17 +226,21 @@ class World:
             setattr(self, name, None)
         return place
 
-    def tell_guards(self) -> None:
-        """The policy says whether every node's guard is observed enforcing, from the next step on."""
-        enforcing = bool(self.plan.policy["guard_enforcing"]) and not self.guards_lost
-        if enforcing == self.policies[self.head].guard_enforcing:
-            return
+    def guard_of(self, name: str) -> GuardSeen:
+        """Return what is seen of a node's guard: it enforces, or is dead or only observes."""
+        enforcing = self.plan.guarded and not self.guards_lost[name]
+        return GuardSeen(alive=enforcing, enforcing=enforcing, reason="" if enforcing else "no guard is seen")
+
+    def guarded(self) -> bool:
+        """Return whether every node's guard enforces."""
+        return all(self.guard_of(name).enforcing for name in self.plan.names)
+
+    def tell_guard(self, name: str) -> None:
+        """A node's daemon looks for its guard once a second."""
         self.guards_s = self.now
-        for name, policy in self.policies.items():
-            self.policies[name] = replace(policy, guard_enforcing=enforcing)
-            daemon = self.machines[name].daemon
-            if daemon is not None:
-                daemon.policy = replace(daemon.policy, guard_enforcing=enforcing)
+        daemon = self.machines[name].daemon
+        if daemon is not None:
+            daemon.emit(ev.GuardObserved(self.guard_of(name)))
 
     # -- the network -----------------------------------------------------------------------------
 
@@ -322,8 +326,9 @@ class World:
         self.disturbed_until_s = self.now + 60.0
         self.wrong_answers = self.gcs_silent = self.api_silent = False
         self.stuck_next = self.dies_next = None
-        self.guards_lost = 0
-        self.tell_guards()
+        for name in self.guards_lost:
+            self.guards_lost[name] = 0
+            self.tell_guard(name)
         self.net.heal()
         if not self.broker.up:
             self.broker.start("kept")

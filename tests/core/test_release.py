@@ -1,0 +1,66 @@
+"""Memory of a dead generation: back, still coming, or kept."""
+
+from __future__ import annotations
+
+from core.given import NOW, turn_of, worker_state
+from sparkd.core import release
+from sparkd.core.records import MemoryKept
+from sparkd.signals.model import MemorySample
+from sparkd.words import GIB
+
+TOTAL = 120 * GIB
+BEFORE = 115 * GIB
+DEADLINE_S = 30.0
+
+
+def asked(available: float, *, ended_s: float, rose_s: float = 100.0):
+    """Return the turn *ended_s* after the end, with so many GiB available that last rose *rose_s* ago."""
+    sample = MemorySample(NOW, int(available * GIB), TOTAL)
+    member = {
+        "baseline_bytes": BEFORE,
+        "memory": sample,
+        "emptied_generation": 7,
+        "rose_bytes": sample.available_bytes,
+        "rose_at_s": NOW - rose_s,
+    }
+    turn = turn_of(worker_state(**member), memory_release_s=DEADLINE_S)
+    return turn, release.is_over(turn, NOW - ended_s)
+
+
+def test_what_was_there_before_within_the_tolerance_is_enough_at_once() -> None:
+    turn, over = asked(114.1, ended_s=0.5)
+    assert (over, turn.records) == (True, [])
+
+
+def test_less_is_waited_for_until_the_deadline_though_nothing_moves() -> None:
+    turn, over = asked(100.0, ended_s=29.0)
+    assert not over
+    assert turn.wakes[turn.concern] == NOW + 1.0
+
+
+def test_what_has_stopped_coming_at_the_deadline_is_said_with_what_is_missing() -> None:
+    turn, over = asked(100.0, ended_s=30.0)
+    assert over
+    assert turn.records == [MemoryKept(7, 15 * GIB, waited_s=30.0)]
+
+
+def test_what_still_comes_at_the_deadline_is_waited_for() -> None:
+    turn, over = asked(100.0, ended_s=31.0, rose_s=1.0)
+    assert (over, turn.records) == (False, [])
+    assert turn.wakes[turn.concern] == NOW + release.FLAT_S - 1.0
+
+
+def test_not_for_ever() -> None:
+    turn, over = asked(100.0, ended_s=release.PATIENCE * DEADLINE_S, rose_s=0.5)
+    assert over
+    assert turn.records
+
+
+def test_only_a_true_rise_counts() -> None:
+    turn, _ = asked(100.0, ended_s=10.0)
+    release.note_rise(turn, 100 * GIB + release.RISE_BYTES)
+    assert turn.member.rose_at_s == NOW - 100.0
+    release.note_rise(turn, 101 * GIB)
+    assert (turn.member.rose_bytes, turn.member.rose_at_s) == (101 * GIB, NOW)
+    release.note_rise(turn, 90 * GIB)
+    assert turn.member.rose_bytes == 101 * GIB
