@@ -24,7 +24,17 @@ from sparkd.core.records import (
 )
 from sparkd.core.remedy import Action, Facts, NodeMemory, Remedy
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident, Peer
-from sparkd.signals.model import Diagnosis, Evidence, MemorySample, Proof, Quantity, Signal, UnitExit, Work
+from sparkd.signals.model import (
+    Diagnosis,
+    Evidence,
+    Heard,
+    MemorySample,
+    Proof,
+    Quantity,
+    Signal,
+    UnitExit,
+    Work,
+)
 from sparkd.words import GIB, LIVE, Phase, Settings, Sizes, Stamp
 
 TIMES = Times(detected_s=NOW - 1, fence_ordered_s=NOW - 1)
@@ -156,7 +166,7 @@ def test_a_failure_opens_an_incident_and_orders_the_fence_in_the_same_step() -> 
 
     lead = turn.lead
     assert lead.failure == Failure(
-        7, Phase.SERVING, Times(detected_s=NOW, fence_ordered_s=NOW), (signal(),), (EXIT,), 9
+        7, Phase.SERVING, Times(detected_s=NOW, fence_ordered_s=NOW), (signal(),), (EXIT,), 9, NOW - 50
     )
     assert (lead.streak, lead.incidents) == (2, 5)
     assert lead.incident == Incident(5, NOW, failures=1)
@@ -288,6 +298,12 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 kv_cache_bytes=9,
                 fence_at_s=NOW - 1,
                 works=(Work(HEAD, "sparkd", NOW - 8),),
+                steps=(Work(HEAD, "sparkd", 0.0),),
+                worked_at_s=NOW - 8,
+                alive_at_s=NOW - 8,
+                heard=(Heard(WORKER, "sparkd", 0.0, NOW),),
+                spread=True,
+                on_ray=True,
             ),
             facts=Facts(
                 settings=CAREFUL,

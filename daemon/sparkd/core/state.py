@@ -182,7 +182,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed generation, from its first evidence to the decision."""
+    """One failed generation, from its first evidence to the decision; it was in `phase` since then."""
 
     generation: int
     phase: Phase
@@ -190,6 +190,7 @@ class Failure:
     signals: tuple[Signal, ...] = ()
     exits: tuple[UnitExit, ...] = ()
     kv_cache_bytes: int | None = None
+    phase_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

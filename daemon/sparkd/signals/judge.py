@@ -21,6 +21,7 @@ from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit, Weighed
+from sparkd.signals.settle import settled
 from sparkd.words import LIVE, Phase, UnitName
 
 EVIDENCE_MAX = 5
@@ -75,8 +76,14 @@ def judge(evidence: Evidence) -> Diagnosis:
 
 
 def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
-    """Return the diagnosis, and of every signal why it won or lost, in the order of the evidence."""
+    """Return the diagnosis, and of every signal why it won or lost; last what is over."""
     exits = tuple(end for end in evidence.exits if not end.ordered)
+    evidence, over = settled(evidence)
+    diagnosis, weighed = _weigh(evidence, exits)
+    return diagnosis, (*weighed, *(Weighed(s, "set aside", why) for s, why in over.items()))
+
+
+def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     raw = (*evidence.signals, *exit_signals(exits))
     unheard = _unheard(raw, evidence)
     told = _promoted(raw, unheard, evidence)
@@ -101,7 +108,8 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
 
 def _unheard(raw: Sequence[Signal], evidence: Evidence) -> dict[Signal, str]:
     """Return the signals that are not about this engine's end, each with the reason."""
-    foreign = [s for s in raw if s.source in evidence.foreign and s.cause in foreigners.CAUSES]
+    others = foreigners.of(evidence.speakers, (s.source for s in raw))
+    foreign = [s for s in raw if s.source in others and s.cause in foreigners.CAUSES]
     ours = [s for s in raw if s not in foreign]
     lived = survive.acquitted(ours, evidence)
     return {**dict.fromkeys(foreign, foreigners.WHY), **dict.fromkeys(lived, survive.WHY)}
@@ -126,13 +134,7 @@ def _weighted(
         signal = replace(signal, cause=precedence.OF_ANYBODY.get(signal.id, signal.cause))
     if (signal.cause, signal.node) in proven:
         signal = replace(signal, proof=Proof.PROVES)
-    return _busy(signal, evidence.phase)
-
-
-def _busy(signal: Signal, phase: Phase | None) -> Signal:
-    """Return the wait for a broadcast block as the ordinary work that it is during a start."""
-    ordinary = signal.id in precedence.WAITS and phase in precedence.BUSY
-    return replace(signal, proof=Proof.NOISE) if ordinary else signal
+    return signal
 
 
 def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evidence) -> dict[Signal, str]:
@@ -229,7 +231,7 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
 
 def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:
     """Return a time-out as what it is where nothing tells a node that hangs from one that is lost."""
-    if evidence.unheard and root.cause == "engine_hang" and root.proof is Proof.SUGGESTS:
+    if spread.is_unheard(evidence) and root.cause == "engine_hang" and root.proof is Proof.SUGGESTS:
         return replace(root, cause=UNKNOWN)
     return root
 
@@ -280,7 +282,7 @@ def _diagnose(
 def _candidates(root: Signal, loose: Sequence[Signal], evidence: Evidence) -> tuple[str, ...]:
     if _confidence(root) >= _PROVEN:
         return ()
-    if evidence.unheard and root.cause == UNKNOWN:
+    if spread.is_unheard(evidence) and root.cause == UNKNOWN:
         return spread.MIGHT_BE
     might = _might_be(root.cause, loose)
     if root.cause == UNKNOWN and is_slip(root.quote):

@@ -192,7 +192,7 @@ def weight(signal: Signal) -> float:
     """Return how far down the order a signal stands as a root cause; cascade stands below everything."""
     rank = _PLACES.get(signal.cause, _LAST)[0]
     if signal.id in _LEAST:
-        return float(3 * len(ORDER))
+        return float(3 * len(ORDER)) + (signal.id == UNEXPLAINED_ID)
     if signal.proof is Proof.PROVES:
         return float(rank)
     if signal.proof is Proof.SUGGESTS:
@@ -213,10 +213,10 @@ def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
         return not has_engine(evidence)
     if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
         return True
-    if not evidence.recorded:
-        return False
     if signal.id == FAILING_ID:
         return _failed_before_a_stop(evidence)
+    if not evidence.recorded:
+        return False
     return signal.cause in _SPEAKS_WHEN_READ or _stands_before_loading(signal, evidence)
 
 
