@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Evidence, Record, Signal, Work
-from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEXPLAINED_ID, WAITS
+from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEXPLAINED, UNEXPLAINED_ID, WAITS
 
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
 RATE_S = 10.0
@@ -79,7 +79,7 @@ def ends_at_once(signal: Signal) -> bool:
 
     What sparkd itself observed is no loose word. An exception that nobody knows may be a request's.
     """
-    return signal.source == OWN_SOURCE or signal.cause not in ENDS_BY_ITSELF | {UNKNOWN}
+    return signal.source == OWN_SOURCE or not (signal.cause in ENDS_BY_ITSELF or signal.id == UNEXPLAINED)
 
 
 @dataclass(slots=True)
