@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from core.given import HEAD, NOW, SERVE, WORKER, head_state, intent_of, status_of_worker, turn_of, worker_seen
+from core.given import (
+    HEAD,
+    NOW,
+    POLICY,
+    SERVE,
+    WORKER,
+    head_state,
+    intent_of,
+    status_of_worker,
+    turn_of,
+    worker_seen,
+)
 from sparkd.core import incident as i
 from sparkd.core import keeping, unclean
 from sparkd.core.decision import Case
@@ -25,6 +36,7 @@ from sparkd.core.records import (
 from sparkd.core.remedy import Action, Facts, NodeMemory, Remedy
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident, Peer
 from sparkd.signals.model import (
+    Curve,
     Diagnosis,
     Evidence,
     Heard,
@@ -302,6 +314,10 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 worked_at_s=NOW - 8,
                 alive_at_s=NOW - 8,
                 heard=(Heard(WORKER, "sparkd", 0.0, NOW),),
+                memory=(
+                    Curve(HEAD, 119, POLICY.guard_floor_bytes, (), 30),
+                    Curve(WORKER, 120, POLICY.guard_floor_bytes, (), 31),
+                ),
                 spread=True,
                 on_ray=True,
             ),

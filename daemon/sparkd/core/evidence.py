@@ -10,7 +10,7 @@ from sparkd.core.membership import is_heard
 from sparkd.core.phases import is_forward
 from sparkd.core.state import NEVER_BEFORE_S, Failure
 from sparkd.core.turn import Turn
-from sparkd.signals.model import Evidence, Heard, Work
+from sparkd.signals.model import Curve, Evidence, Heard, Work
 from sparkd.signals.precedence import OWN_SOURCE
 from sparkd.words import ENGINE, LIVE, Backend, Phase
 
@@ -31,6 +31,7 @@ def evidence_of(turn: Turn, failure: Failure) -> Evidence:
         worked_at_s=_worked_at_s(turn),
         alive_at_s=_worked_at_s(turn),
         heard=_heard(turn),
+        memory=_memory(turn),
         spread=len(nodes) > 1,
         on_ray=turn.policy.backend is Backend.RAY,
     )
@@ -66,6 +67,14 @@ def _heard(turn: Turn) -> tuple[Heard, ...]:
         for peer in turn.state.peers
         if peer.heard_at_s != NEVER_BEFORE_S
     )
+
+
+def _memory(turn: Turn) -> tuple[Curve, ...]:
+    member, floor = turn.member, turn.policy.guard_floor_bytes
+    total = member.memory.total_bytes if member.memory else None
+    own = Curve(turn.state.node, total, floor, member.curve, member.lowest_bytes)
+    peers = [(peer, peer.status) for peer in turn.state.peers if peer.status is not None]
+    return (own, *(Curve(p.node, s.total_bytes, floor, p.curve, s.lowest_bytes) for p, s in peers))
 
 
 def _reached(turn: Turn, failure: Failure) -> Phase:

@@ -18,7 +18,7 @@ from sparkd.core import incident, member, membership, observed, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
-from sparkd.core.state import REPORTS_MAX, Peer, Unit
+from sparkd.core.state import CURVE_MAX, REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
 from sparkd.signals.model import Proof, Signal
 from sparkd.words import Stamp, UnitName
@@ -71,7 +71,8 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
         return
     news = not membership.is_heard(turn, peer)
-    turn.set_peer(peer, news=news, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
+    curve = _with_sample(peer.curve, turn.now, telemetry.available_bytes)
+    turn.set_peer(peer, news=news, telemetry=telemetry, curve=curve, heard_at_s=turn.now, mqtt_at_s=turn.now)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
@@ -191,7 +192,15 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     if lowest is not None and before.ran:
         lowest = min(lowest, event.sample.available_bytes)
     waited_for = before.fenced_generation < before.emptied_generation
-    turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
+    curve = _with_sample(before.curve, turn.now, event.sample.available_bytes)
+    turn.set_member(news=waited_for, memory=event.sample, curve=curve, lowest_bytes=lowest)
+
+
+def _with_sample(
+    curve: tuple[tuple[float, int], ...], now: float, available_bytes: int | None
+) -> tuple[tuple[float, int], ...]:
+    """Return the last samples with one more; what is unknown is none."""
+    return curve if available_bytes is None else (*curve[1 - CURVE_MAX :], (now, available_bytes))
 
 
 def _model(turn: Turn, event: ev.ModelChecked) -> None:

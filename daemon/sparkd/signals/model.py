@@ -148,6 +148,24 @@ class MemorySample:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """A node's memory in the last minute, bytes.
+
+    Attributes:
+        node: whose it is; total_bytes: all that it has, None = unknown.
+        floor_bytes: below it the guard ends the engine.
+        samples: (time, available), the oldest first, about one a second.
+        lowest_bytes: the least available since the start, None = unknown.
+    """
+
+    node: str
+    total_bytes: int | None
+    floor_bytes: int
+    samples: tuple[tuple[float, int], ...] = ()
+    lowest_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All that a judgement may use: no state, no clock, no files.
 
@@ -165,6 +183,7 @@ class Evidence:
         alive_at_s: when it was last seen to count at all, be it no tokens; None = never.
         speakers: sources that speak as an engine does; the others of such a log are other programs.
         heard: from when to when each log speaks; of a live engine, each node.
+        memory: what was measured of each node's memory.
         spread: the engine is spread over nodes; on_ray: by Ray.
     """
 
@@ -183,6 +202,7 @@ class Evidence:
     alive_at_s: float | None = None
     speakers: tuple[str, ...] = ()
     heard: tuple[Heard, ...] = ()
+    memory: tuple[Curve, ...] = ()
     spread: bool = False
     on_ray: bool = False
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sparkd.signals import boots, spread
+from sparkd.signals import boots, memory, spread
 from sparkd.signals.model import Evidence, Proof, Signal
 from sparkd.signals.precedence import BURST, BURST_ID, BUSY, INTERRUPTS, LONE_IDS, UNEXPLAINED_ID, WAITS
 from sparkd.words import Phase
@@ -49,7 +49,7 @@ def _meaning(told: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
     timeouts = spread.timeouts(told) if evidence.spread else ()
     told = boots.explained(told, timeouts)
     told = spread.weighed(told) if evidence.spread else told
-    return (*told, *_bursts(told))
+    return (*told, *_bursts(told), *memory.exhausted(evidence))
 
 
 def _ordinary(signal: Signal, phase: Phase | None) -> Signal:
