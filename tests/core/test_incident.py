@@ -314,6 +314,7 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 worked_at_s=NOW - 8,
                 alive_at_s=NOW - 8,
                 heard=(Heard(WORKER, "sparkd", 0.0, NOW),),
+                order_error_s=0.25,
                 memory=(
                     Curve(HEAD, 119, POLICY.guard_floor_bytes, (), 30),
                     Curve(WORKER, 120, POLICY.guard_floor_bytes, (), 31),

@@ -11,7 +11,7 @@ from sparkd.core.phases import is_forward
 from sparkd.core.state import NEVER_BEFORE_S, Failure
 from sparkd.core.turn import Turn
 from sparkd.signals.model import Curve, Evidence, Heard, Work
-from sparkd.signals.precedence import OWN_SOURCE
+from sparkd.signals.precedence import OWN_SOURCE, TIE_S
 from sparkd.words import ENGINE, LIVE, Backend, Phase
 
 
@@ -31,6 +31,7 @@ def evidence_of(turn: Turn, failure: Failure) -> Evidence:
         worked_at_s=_worked_at_s(turn),
         alive_at_s=_worked_at_s(turn),
         heard=_heard(turn),
+        order_error_s=TIE_S,
         memory=_memory(turn),
         spread=len(nodes) > 1,
         on_ray=turn.policy.backend is Backend.RAY,

@@ -5,8 +5,8 @@
    after the first trouble, and everything that the catalogue calls cascade (see `precedence`).
    What only suggests, and what nothing ties to the end (`hints`), and what a survivor prints after the end of
    another node (`peers`), explain nothing either.
-3. Of the rest the highest in the order is the root; among equals the earliest; times closer than
-   `precedence.TIE_S` are no order, then the place within the group decides.
+3. Of the rest the highest in the order is the root; among equals the earliest; times of one node closer than
+   `precedence.TIE_S`, and of two closer than their error, are no order, then the place in the group decides.
 4. What no evidence decides is `unknown`, with what it might be and what would decide. Surface evidence
    ("EngineDeadError") names a cause that says so; it is never dressed up as more.
 """
@@ -93,7 +93,7 @@ def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, 
     loose = hints.hints_of(kept, exits)
     aside |= dict.fromkeys(loose, hints.WHY)
     signals = tuple(s for s in kept if s not in loose)
-    survivors = peers.after_a_peers_end(signals, exits, recorded=evidence.recorded)
+    survivors = peers.after_a_peers_end(signals, exits, precedence.order_error_s(evidence))
     ended = frozenset(end.node for end in exits)
     follow = (*consequences.of_earlier(signals, ended, evidence.works), *survivors)
     aside |= dict.fromkeys(follow, "follows from what was said before it")
@@ -101,7 +101,7 @@ def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, 
     if not open_signals and (not signals or (survivors and exits)):
         return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
     open_signals = open_signals or list(signals)
-    best = _root(open_signals)
+    best = _root(open_signals, precedence.order_error_s(evidence))
     root = _unless_unheard(_relayed(best, open_signals), evidence)
     return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
@@ -199,12 +199,17 @@ def _verdict(signal: Signal, aside: Mapping[Signal, str], root: Signal | None) -
     return Weighed(signal, "cascade", precedence.why_after(signal, root))
 
 
-def _root(signals: Sequence[Signal]) -> Signal:
-    """Return the highest in the order; among equals the earliest; within a tie by place."""
+def _root(signals: Sequence[Signal], error_s: float) -> Signal:
+    """Return the highest in the order; among equals the earliest; within a tie by place.
+
+    What two nodes said is tied within *error_s*, what one node said within `precedence.TIE_S`.
+    """
     top = min(precedence.weight(s) for s in signals)
     equal = [s for s in signals if precedence.weight(s) == top]
-    first = min(s.at_s for s in equal)
-    tied = [s for s in equal if s.at_s - first < precedence.TIE_S]
+    first = min(equal, key=lambda s: s.at_s)
+    tied = [
+        s for s in equal if s.at_s - first.at_s < (precedence.TIE_S if s.writer == first.writer else error_s)
+    ]
     return min(tied, key=lambda s: (precedence.place(s), s.at_s))
 
 

@@ -183,6 +183,8 @@ class Evidence:
         alive_at_s: when it was last seen to count at all, be it no tokens; None = never.
         speakers: sources that speak as an engine does; the others of such a log are other programs.
         heard: from when to when each log speaks; of a live engine, each node.
+        order_error_s: by how much the times of two nodes may be wrong against each other; None = not known:
+            they are as printed.
         memory: what was measured of each node's memory.
         spread: the engine is spread over nodes; on_ray: by Ray.
     """
@@ -202,6 +204,7 @@ class Evidence:
     alive_at_s: float | None = None
     speakers: tuple[str, ...] = ()
     heard: tuple[Heard, ...] = ()
+    order_error_s: float | None = None
     memory: tuple[Curve, ...] = ()
     spread: bool = False
     on_ray: bool = False
