@@ -123,3 +123,39 @@ def test_a_damaged_incident_ends_without_a_traceback(tmp_path: Path, capsys) -> 
     path.write_text("\ufeff" + good)
     assert sparkctl.main(["replay", str(path)]) in {0, 1}
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_diagnose_of_an_incident_names_what_the_daemon_named(path: Path, capsys) -> None:
+    decided = json.loads(path.read_text(encoding="utf-8"))["remedies"][-1]["diagnosis"]
+
+    assert sparkctl.main(["diagnose", "--json", str(path)]) == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name] for name in ("cause", "phase", "node")] == [
+        decided[name] for name in ("cause", "phase", "node")
+    ]
+
+
+def test_the_evidence_that_was_kept_is_the_evidence_that_was_judged(file, capsys) -> None:
+    """A file that the daemon of today wrote: with each node's memory, and every signal with its verdict."""
+    evidence = json.loads(file.read_text(encoding="utf-8"))["judged"][-1]["case"]["evidence"]
+    assert {curve["node"] for curve in evidence["memory"]} == {"spark-a", "spark-b"}
+    assert all(curve["samples"] for curve in evidence["memory"])
+
+    assert sparkctl.main(["diagnose", "--explain", str(file)]) == 1
+
+    assert capsys.readouterr().out.startswith("ray_oom_kill · ")
+
+
+def test_an_incident_is_given_alone_and_whole(file, tmp_path, capsys) -> None:
+    log = tmp_path / "serve.log"
+    log.write_text("INFO:     Application startup complete.\n", encoding="utf-8")
+    assert sparkctl.main(["diagnose", str(file), str(log)]) == 2
+    assert "give it alone" in capsys.readouterr().err
+
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["judged"][-1]["case"]["evidence"]["exits"] = 7
+    file.write_text(json.dumps(document), encoding="utf-8")
+    assert sparkctl.main(["diagnose", str(file)]) == 2
+    assert "incidents show N" in capsys.readouterr().err

@@ -38,6 +38,7 @@ def chosen(diagnosis, knows=None, policy=POLICY, now=1000.0) -> Remedy:
     return remedy.choose(diagnosis, knows or facts(), policy, now)
 
 
+EXHAUSTED = "uma_host_exhaustion"
 PATIENT = replace(POLICY, backoff_base_s=8.0)
 
 
@@ -125,43 +126,20 @@ def test_what_no_evidence_decides(cause) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("lowest", "total", "silent"),
-    [
-        (4 * GIB - 1, TOTAL, True),
-        (4 * GIB, TOTAL, False),
-        (0, TOTAL, True),
-        (None, TOTAL, False),
-        (GIB, None, False),
-        (GIB, 0, False),
-    ],
-)
-def test_a_node_as_empty_as_a_kill_leaves_it_makes_a_silent_end_one_of_memory(lowest, total, silent) -> None:
-    found = chosen(diagnosed("unknown"), facts(lowest_available_bytes=lowest, total_bytes=total))
-
-    assert found.memory is silent
-    if silent:
-        left = "4.0 GiB" if lowest else "0 MiB"
-        assert found.explanation.startswith(
-            f"nothing says who ended it, but only {left} were available on the node: "
-        )
-        assert found.action is GO
-
-
-def test_a_silent_kill_at_the_floor_needs_a_person() -> None:
-    found = chosen(diagnosed("unknown"), facts(FLOOR, lowest_available_bytes=GIB))
+def test_an_exhausted_node_at_the_floor_needs_a_person() -> None:
+    found = chosen(diagnosed(EXHAUSTED), facts(FLOOR, lowest_available_bytes=GIB))
 
     assert (found.action, found.settings, found.memory) == (STOP, FLOOR, True)
     assert found.explanation == "every memory setting is at its floor"
 
 
-def test_silent_kills_before_count_as_failures_of_memory_and_others_do_not() -> None:
+def test_exhausted_nodes_before_count_as_failures_of_memory_and_others_do_not() -> None:
     def cut(*causes):
         knows = facts(lowest_available_bytes=3 * GIB, kv_cache_bytes=40 * GIB, causes=causes)
-        return chosen(diagnosed("killed_unspecified"), knows).settings.kv_cache_bytes
+        return chosen(diagnosed(EXHAUSTED), knows).settings.kv_cache_bytes
 
-    assert cut() == cut("peer_lost") > cut("unknown") == cut("cuda_oom") == cut("host_memory_pressure")
-    assert cut("unknown") > cut("unknown", "engine_dead_unspecified")
+    assert cut() == cut("peer_lost") == cut("unknown") == cut("host_memory_pressure")
+    assert cut() > cut(EXHAUSTED) == cut("cuda_oom") > cut("cuda_oom", EXHAUSTED)
 
 
 @pytest.mark.parametrize(
@@ -310,11 +288,11 @@ def test_refusals_of_one_incident_are_counted() -> None:
 
 # -- whose memory --------------------------------------------------------------------------------
 
-NODES = (NodeMemory("spark-a", TOTAL, 90 * GIB, 60 * GIB), NodeMemory("spark-b", TOTAL, 90 * GIB, GIB))
+NODES = (NodeMemory("spark-a", TOTAL, 90 * GIB, 60 * GIB), NodeMemory("spark-b", TOTAL, 80 * GIB, GIB))
 
 
 @pytest.mark.parametrize(
-    ("node", "nodes", "silent"),
+    ("node", "nodes", "empty"),
     [
         ("spark-a", NODES, False),
         ("spark-b", NODES, True),
@@ -326,8 +304,10 @@ NODES = (NodeMemory("spark-a", TOTAL, 90 * GIB, 60 * GIB), NodeMemory("spark-b",
         ("spark-b", (replace(NODES[1], total_bytes=None),), True),
     ],
 )
-def test_the_guilty_nodes_memory_counts_else_the_emptiest(node, nodes, silent) -> None:
-    assert chosen(diagnosed("unknown", node=node), facts(nodes=nodes)).memory is silent
+def test_the_guilty_nodes_memory_counts_else_the_emptiest(node, nodes, empty) -> None:
+    found = chosen(diagnosed(EXHAUSTED, node=node), facts(nodes=nodes, kv_cache_bytes=40 * GIB))
+    known = facts(baseline_bytes=80 * GIB, lowest_available_bytes=GIB, kv_cache_bytes=40 * GIB)
+    assert (found == chosen(diagnosed(EXHAUSTED), known)) is empty
 
 
 def test_of_equally_empty_nodes_the_first_by_name_counts() -> None:
@@ -335,31 +315,31 @@ def test_of_equally_empty_nodes_the_first_by_name_counts() -> None:
     other = equal[::-1]
 
     knows = [facts(nodes=nodes, kv_cache_bytes=40 * GIB) for nodes in (equal, other)]
-    one, two = (chosen(diagnosed("unknown", node=None), known) for known in knows)
+    one, two = (chosen(diagnosed(EXHAUSTED, node=None), known) for known in knows)
 
     assert one == two
-    assert one == chosen(diagnosed("unknown", node="spark-a"), knows[0])
+    assert one == chosen(diagnosed(EXHAUSTED, node="spark-a"), knows[0])
 
 
 @pytest.mark.parametrize(
-    ("of_diagnosis", "silent"),
+    ("of_diagnosis", "used"),
     [(TOTAL, True), (TOTAL / 1.099, True), (TOTAL / 1.11, False), (TOTAL * 1.12, False), (0.0, True)],
 )
-def test_readings_of_another_memory_say_nothing(of_diagnosis, silent) -> None:
-    found = chosen(diagnosed("unknown", total_bytes=of_diagnosis), facts(lowest_available_bytes=GIB))
+def test_readings_of_another_memory_say_nothing(of_diagnosis, used) -> None:
+    def cut(lowest):
+        knows = facts(lowest_available_bytes=lowest, kv_cache_bytes=40 * GIB)
+        return chosen(diagnosed(EXHAUSTED, total_bytes=of_diagnosis), knows).settings
 
-    assert found.memory is silent
+    assert (cut(GIB) != cut(None)) is used
 
 
 def test_memory_that_differs_by_a_tenth_is_the_same() -> None:
-    def silent(total):
-        return chosen(
-            diagnosed("unknown", total_bytes=100.0 * GIB),
-            facts(lowest_available_bytes=GIB, total_bytes=total),
-        ).memory
+    def cut(total, lowest):
+        knows = facts(lowest_available_bytes=lowest, total_bytes=total, kv_cache_bytes=40 * GIB)
+        return chosen(diagnosed(EXHAUSTED, total_bytes=100.0 * GIB), knows).settings
 
-    assert silent(110 * GIB)
-    assert not silent(110 * GIB + 1)
+    assert cut(110 * GIB, GIB) != cut(110 * GIB, None)
+    assert cut(110 * GIB + 1, GIB) == cut(110 * GIB + 1, None)
 
 
 # -- what went before ----------------------------------------------------------------------------

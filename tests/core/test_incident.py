@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from core.given import HEAD, NOW, SERVE, WORKER, head_state, intent_of, status_of_worker, turn_of, worker_seen
+from core.given import (
+    HEAD,
+    NOW,
+    POLICY,
+    SERVE,
+    WORKER,
+    head_state,
+    intent_of,
+    status_of_worker,
+    turn_of,
+    worker_seen,
+)
 from sparkd.core import incident as i
 from sparkd.core import keeping, unclean
 from sparkd.core.decision import Case
@@ -24,7 +35,18 @@ from sparkd.core.records import (
 )
 from sparkd.core.remedy import Action, Facts, NodeMemory, Remedy
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident, Peer
-from sparkd.signals.model import Diagnosis, Evidence, MemorySample, Proof, Quantity, Signal, UnitExit, Work
+from sparkd.signals.model import (
+    Curve,
+    Diagnosis,
+    Evidence,
+    Heard,
+    MemorySample,
+    Proof,
+    Quantity,
+    Signal,
+    UnitExit,
+    Work,
+)
 from sparkd.words import GIB, LIVE, Phase, Settings, Sizes, Stamp
 
 TIMES = Times(detected_s=NOW - 1, fence_ordered_s=NOW - 1)
@@ -156,7 +178,7 @@ def test_a_failure_opens_an_incident_and_orders_the_fence_in_the_same_step() -> 
 
     lead = turn.lead
     assert lead.failure == Failure(
-        7, Phase.SERVING, Times(detected_s=NOW, fence_ordered_s=NOW), (signal(),), (EXIT,), 9
+        7, Phase.SERVING, Times(detected_s=NOW, fence_ordered_s=NOW), (signal(),), (EXIT,), 9, NOW - 50
     )
     assert (lead.streak, lead.incidents) == (2, 5)
     assert lead.incident == Incident(5, NOW, failures=1)
@@ -288,6 +310,17 @@ def test_a_case_is_everything_that_a_decision_uses() -> None:
                 kv_cache_bytes=9,
                 fence_at_s=NOW - 1,
                 works=(Work(HEAD, "sparkd", NOW - 8),),
+                steps=(Work(HEAD, "sparkd", 0.0),),
+                worked_at_s=NOW - 8,
+                alive_at_s=NOW - 8,
+                heard=(Heard(WORKER, "sparkd", 0.0, NOW),),
+                order_error_s=0.25,
+                memory=(
+                    Curve(HEAD, 119, POLICY.guard_floor_bytes, (), 30),
+                    Curve(WORKER, 120, POLICY.guard_floor_bytes, (), 31),
+                ),
+                spread=True,
+                on_ray=True,
             ),
             facts=Facts(
                 settings=CAREFUL,

@@ -47,17 +47,22 @@ def test_every_memory_cause_is_known_and_leads_to_less_or_to_a_person(cause) -> 
     assert chosen.explanation
 
 
-def test_a_silent_kill_on_an_exhausted_node_counts_as_one_of_memory() -> None:
-    killed = diagnosed("killed_unspecified")
-
-    chosen = remedy.choose(killed, facts(lowest_available_bytes=3 * GIB), POLICY, 0.0)
-
-    assert chosen.settings.kv_cache_bytes < 40 * GIB
-    assert "only 3.0 GiB were available" in chosen.explanation
+EXHAUSTED = "uma_host_exhaustion"
 
 
-@pytest.mark.parametrize("lowest", [None, 6 * GIB])
-def test_a_silent_kill_on_a_node_with_memory_left_changes_nothing(lowest) -> None:
+def test_an_exhausted_node_takes_a_memory_step_and_more_of_them_larger_ones() -> None:
+    first, second = (
+        remedy.choose(diagnosed(EXHAUSTED), facts(lowest_available_bytes=3 * GIB, causes=causes), POLICY, 0.0)
+        for causes in ((), (EXHAUSTED,))
+    )
+
+    assert second.settings.kv_cache_bytes < first.settings.kv_cache_bytes < 40 * GIB
+    assert first.memory
+
+
+@pytest.mark.parametrize("lowest", [None, GIB])
+def test_what_no_evidence_decides_changes_nothing_whatever_was_measured(lowest) -> None:
+    """What was measured is evidence: where it decides, the diagnosis says so."""
     killed = diagnosed("killed_unspecified")
 
     chosen = remedy.choose(killed, facts(lowest_available_bytes=lowest), POLICY, 0.0)
@@ -66,20 +71,10 @@ def test_a_silent_kill_on_a_node_with_memory_left_changes_nothing(lowest) -> Non
     assert "unchanged relaunch 1 of 2" in chosen.explanation
 
 
-def test_silent_kills_in_a_row_take_larger_steps() -> None:
-    killed = diagnosed("killed_unspecified")
-    first, second = (
-        remedy.choose(killed, facts(lowest_available_bytes=3 * GIB, causes=causes), POLICY, 0.0)
-        for causes in ((), ("killed_unspecified",))
-    )
-
-    assert second.settings.kv_cache_bytes < first.settings.kv_cache_bytes
-
-
-def test_a_silent_kill_on_a_discrete_gpus_node_does_not_shrink_the_cache() -> None:
+def test_an_exhausted_node_with_a_discrete_gpu_does_not_shrink_the_cache() -> None:
     policy = replace(POLICY, unified_memory=False)
 
-    chosen = remedy.choose(diagnosed("killed_unspecified"), facts(lowest_available_bytes=GIB), policy, 0.0)
+    chosen = remedy.choose(diagnosed(EXHAUSTED), facts(lowest_available_bytes=GIB), policy, 0.0)
 
     assert chosen.settings == Settings(load_format=LoadFormat.LAZY)
 
@@ -182,11 +177,12 @@ def test_the_emptiest_nodes_memory_counts_where_nobody_is_known() -> None:
         remedy.NodeMemory("spark-a", TOTAL, TOTAL, 60 * GIB),
         remedy.NodeMemory("spark-b", TOTAL, TOTAL, GIB),
     )
-    killed = replace(diagnosed("killed_unspecified"), node=None)
-    silent = remedy.choose(killed, facts(nodes=nodes), POLICY, 0.0)
-    assert silent.memory
-    other = remedy.choose(replace(killed, node="spark-a"), facts(nodes=nodes), POLICY, 0.0)
-    assert not other.memory
+    nobody = replace(diagnosed(EXHAUSTED), node=None)
+    emptiest, other = (
+        remedy.choose(replace(nobody, node=node), facts(nodes=nodes), POLICY, 0.0).settings.kv_cache_bytes
+        for node in (None, "spark-a")
+    )
+    assert emptiest < other
 
 
 def test_readings_of_another_memory_than_the_diagnosis_speaks_of_are_not_used() -> None:

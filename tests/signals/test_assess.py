@@ -142,6 +142,8 @@ def test_frames_line_by_line_tell_the_phase() -> None:
         ("KeyError: 'a'", "KeyError: 'a'"),
         ("[rank0]: torch.x.SomeError", "torch.x.SomeError"),
         ("ray.exceptions.RayTaskError(ValueError): ray::W.x() (pid=1)", "ValueError: ray::W.x() (pid=1)"),
+        ("grpc._channel.ServiceUnavailable: gone", "grpc._channel.ServiceUnavailable: gone"),
+        ("psutil.BusFault: at 0x0", "psutil.BusFault: at 0x0"),
         ("EngineDeadError: EngineCore encountered an issue.", None),
         ("RuntimeError: cancelled", None),
         ("an Error: nothing", None),
@@ -197,3 +199,14 @@ def test_a_stop_of_an_earlier_start_explains_nothing_of_this_one() -> None:
     assert assessed(CONFIG, LOADS, READY, stop, CONFIG, LOADS, oom).diagnosis.cause == "cuda_oom"
     assert assessed(CONFIG, LOADS, READY, stop, oom).diagnosis.cause == "clean_shutdown"
     assert assessed(CONFIG, LOADS, READY, stop).diagnosis.cause == "clean_shutdown"
+
+
+def test_errors_that_nobody_knows_are_told_apart_by_their_nodes() -> None:
+    """Two nodes in one file: what the one says last does not hide that the other went on after its own."""
+    error = "a thing of which nobody knows happened"
+    records = [
+        Record("journal", "a", error, at_s=1.0, level="ERROR"),
+        Record("journal", "b", f"{error} again", at_s=2.0, level="ERROR"),
+    ]
+    quotes = {w.signal.quote for w in assess(records, CATALOGUE, read_line=read_line).weighed}
+    assert quotes == {error, f"{error} again"}

@@ -12,6 +12,7 @@ from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.judge import judge
 from sparkd.signals.match import Places
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
+from sparkd.signals.precedence import TIE_S
 from sparkd.words import Phase, UnitName
 
 CATALOGUE = packaged_catalogue()
@@ -60,6 +61,7 @@ def judged(
     exits: tuple[UnitExit, ...] = (),
     recorded: bool = False,
     phase: Phase | None = Phase.SERVING,
+    error_s: float | None = None,
 ) -> Diagnosis:
     fence = min((end.at_s for end in exits), default=None)
     return judge(
@@ -71,6 +73,7 @@ def judged(
             head="a",
             fence_at_s=fence,
             recorded=recorded,
+            order_error_s=error_s if recorded else TIE_S,
         )
     )
 
@@ -133,9 +136,28 @@ def test_a_real_transport_failure_stays_the_cause(text: str, cause: str) -> None
     assert judged(*late, exits=(gone(10.0, code=1),)).cause == cause
     # An end of the same node follows its own error, whichever is read first.
     assert judged(*said(10.1, text), exits=(gone(10.0, "a", code=1),)).cause == cause
-    # Of files, times within a tie are no order.
-    died = said(10.0, "Worker proc VllmWorker-0 died unexpectedly (exit code: -9).", "b")
-    assert judged(*died, *said(10.1, text), recorded=True).cause == cause
+
+
+@pytest.mark.parametrize("text", TRANSPORT)
+@pytest.mark.parametrize(
+    ("died_s", "error_s", "follows"),
+    [
+        (9.5, None, True),
+        (10.0, None, True),
+        (10.9, None, True),
+        (11.1, None, False),
+        (11.1, 2.0, True),
+        (10.4, 0.0, False),
+        (10.2, 0.0, True),
+    ],
+)
+def test_of_files_times_within_the_error_are_no_order(
+    text: str, died_s: float, error_s: float | None, *, follows: bool
+) -> None:
+    """Printed times count to the second; where it is known by how much the clocks differ, that counts."""
+    died = said(died_s, "Worker proc VllmWorker-0 died unexpectedly (exit code: -9).", "b")
+    found = judged(*died, *said(10.0, text), recorded=True, error_s=error_s)
+    assert (found.cause, found.node) == (("worker_process_died", "b") if follows else (TRANSPORT[text], "a"))
 
 
 def xid(code: int, name: str) -> str:

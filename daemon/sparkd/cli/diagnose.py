@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Timer
@@ -21,9 +21,11 @@ from typing import Any
 from sparkd.cli.diagnose_text import HEALTHY, diagnosis_text, document
 from sparkd.cli.layout import safe
 from sparkd.cli.reading import Diagnoser, NamedLog
+from sparkd.cli.recorded import assessed, incident_in
 from sparkd.intake.files import STDIN, LogFile, NoLogError, Tell, Unread, UnusableError, expand
 from sparkd.intake.opening import opened
 from sparkd.intake.signature_files import FOLDER, with_site_signatures
+from sparkd.signals.assess import Assessment
 from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 
 # The name that sets the daemon's folder, too.
@@ -65,12 +67,7 @@ def _files(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
     if not names and sys.stdin is not None and sys.stdin.isatty():
         raise UnusableError("name the logs: sparkctl diagnose FILE…, or - for standard input")
     unread: list[Unread] = []
-    with ExitStack() as stack:
-        files = _expanded(names or [STDIN], lambda: _scratch(stack), unread.append)
-        logs = [NamedLog(file, named.get(name)) for name, file in files]
-        with _patience(logs):
-            found = diagnoser.files(logs)
-    unread += [log.file.unread for log in logs if log.file.unread is not None]
+    found = _recorded(names) or _assessed(diagnoser, names or [STDIN], named, unread)
     if options.json:
         for trouble in unread:
             print(f"sparkctl: {safe(str(trouble))}", file=sys.stderr)
@@ -80,6 +77,29 @@ def _files(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
     if found.diagnosis.cause not in HEALTHY:
         return CAUSE_FOUND
     return UNUSABLE if unread else HEALTHY_LOGS
+
+
+def _recorded(names: Sequence[str]) -> Assessment | None:
+    """Return what a recorded incident proves, None where logs are given."""
+    incidents = {name: document for name in names if (document := incident_in(name)) is not None}
+    if not incidents:
+        return None
+    if len(names) > 1:
+        raise UnusableError(f"{next(iter(incidents))} is a recorded incident: give it alone")
+    return next(assessed(name, document) for name, document in incidents.items())
+
+
+def _assessed(
+    diagnoser: Diagnoser, names: Sequence[str], named: Mapping[str, str], unread: list[Unread]
+) -> Assessment:
+    """Return what the logs prove; what cannot be read is added to *unread*."""
+    with ExitStack() as stack:
+        files = _expanded(names, lambda: _scratch(stack), unread.append)
+        logs = [NamedLog(file, named.get(name)) for name, file in files]
+        with _patience(logs):
+            found = diagnoser.files(logs)
+    unread += [log.file.unread for log in logs if log.file.unread is not None]
+    return found
 
 
 def _expanded(names: Sequence[str], scratch: Callable[[], Path], tell: Tell) -> list[tuple[str, LogFile]]:

@@ -18,7 +18,7 @@ from sparkd.core import incident, member, membership, observed, release, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
-from sparkd.core.state import REPORTS_MAX, Peer, Unit
+from sparkd.core.state import CURVE_MAX, REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
 from sparkd.signals.model import MemorySample, Proof, Signal
 from sparkd.words import LIVE, Stamp, UnitName
@@ -73,7 +73,8 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     news = not membership.is_heard(turn, peer)
     if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
         turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
-    turn.set_peer(peer, news=news, telemetry=telemetry, heard_at_s=turn.now, mqtt_at_s=turn.now)
+    curve = _with_sample(peer.curve, turn.now, telemetry.available_bytes)
+    turn.set_peer(peer, news=news, telemetry=telemetry, curve=curve, heard_at_s=turn.now, mqtt_at_s=turn.now)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
@@ -196,7 +197,15 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     waited_for = before.fenced_generation < before.emptied_generation
     if waited_for:
         release.note_rise(turn, event.sample.available_bytes)
-    turn.set_member(news=waited_for, memory=event.sample, lowest_bytes=lowest)
+    curve = _with_sample(before.curve, turn.now, event.sample.available_bytes)
+    turn.set_member(news=waited_for, memory=event.sample, curve=curve, lowest_bytes=lowest)
+
+
+def _with_sample(
+    curve: tuple[tuple[float, int], ...], now: float, available_bytes: int | None
+) -> tuple[tuple[float, int], ...]:
+    """Return the last samples with one more; what is unknown is none."""
+    return curve if available_bytes is None else (*curve[1 - CURVE_MAX :], (now, available_bytes))
 
 
 PEAK_STEP_BYTES = 1 << 26

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from sparkd.core import fence, guards, remedy, restart
 from sparkd.core.decision import Case, decide
-from sparkd.core.phases import is_forward
+from sparkd.core.evidence import evidence_of
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
-from sparkd.core.state import CAUSES_MAX, FAILED_MAX, NEVER_BEFORE_S, SIGNALS_MAX, Failure, Incident
+from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
 from sparkd.signals.causes import cause_info
-from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit, Work
-from sparkd.signals.precedence import OWN_SOURCE
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
+from sparkd.signals.repeats import with_one_more
 from sparkd.signals.survive import ends_at_once
 from sparkd.sizing.sized import Sized
-from sparkd.words import ENGINE, LIVE, Phase, Settings, Sizes
+from sparkd.words import LIVE, Phase, Settings, Sizes
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:
@@ -33,9 +33,11 @@ def note_signal(turn: Turn, signal: Signal) -> None:
     if signal.generation not in (0, current):
         return
     lead = turn.lead
-    turn.set_lead(recent=(*lead.recent, signal)[-SIGNALS_MAX:])
+    turn.set_lead(recent=with_one_more(lead.recent, signal)[-SIGNALS_MAX:])
     if lead.failure is not None:
-        turn.set_lead(failure=replace(lead.failure, signals=(*lead.failure.signals, signal)[:SIGNALS_MAX]))
+        turn.set_lead(
+            failure=replace(lead.failure, signals=with_one_more(lead.failure.signals, signal)[:SIGNALS_MAX])
+        )
     elif lead.phase in LIVE and signal.fatal and ends_at_once(signal):
         fail(turn, f"{signal.node or 'the cluster'}: {signal.id}")
 
@@ -82,6 +84,7 @@ def fail(turn: Turn, reason: str, exits: tuple[UnitExit, ...] = ()) -> None:
     failure = Failure(
         generation=turn.lead.generation,
         phase=lead.phase,
+        phase_since_s=lead.phase_since_s,
         times=Times(detected_s=turn.now, fence_ordered_s=turn.now),
         signals=lead.recent[-SIGNALS_MAX // 2 :],  # half is kept for what is still to be read
         exits=exits,
@@ -159,7 +162,7 @@ def _decide(turn: Turn) -> None:
 
 def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:
     failures = max(incident.failures, turn.lead.streak)
-    return case_of(turn, _evidence(turn, failure), failures, incident.causes)
+    return case_of(turn, evidence_of(turn, failure), failures, incident.causes)
 
 
 def case_of(turn: Turn, evidence: Evidence, failures: int, causes: tuple[str, ...] = ()) -> Case:
@@ -212,34 +215,6 @@ def _memories(turn: Turn) -> tuple[remedy.NodeMemory, ...]:
     own = remedy.NodeMemory(turn.state.node, total, member.baseline_bytes, member.lowest_bytes)
     peers = [(peer.node, peer.status) for peer in turn.state.peers if peer.status is not None]
     return (own, *(remedy.NodeMemory(n, s.total_bytes, s.baseline_bytes, s.lowest_bytes) for n, s in peers))
-
-
-def _evidence(turn: Turn, failure: Failure) -> Evidence:
-    return Evidence(
-        signals=failure.signals,
-        exits=failure.exits,
-        phase=_reached(turn, failure),
-        nodes=tuple(name for name, _ in turn.policy.nodes),
-        head=turn.policy.head,
-        kv_cache_bytes=failure.kv_cache_bytes,
-        fence_at_s=failure.times.fence_ordered_s,
-        works=_works(turn),
-    )
-
-
-def _works(turn: Turn) -> tuple[Work, ...]:
-    """Return when the engine was last seen to make tokens; nothing where it has made none."""
-    worked_s = turn.lead.watch.worked_at_s
-    return () if worked_s == NEVER_BEFORE_S else (Work(turn.policy.head, OWN_SOURCE, worked_s),)
-
-
-def _reached(turn: Turn, failure: Failure) -> Phase:
-    """The phase that the generation had reached: its last lines may be read after the failure was seen."""
-    progress = turn.lead.watch.progress
-    shown = progress.phase if progress is not None else None
-    if failure.phase in ENGINE and shown is not None and is_forward(failure.phase, shown):
-        return shown
-    return failure.phase
 
 
 def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:

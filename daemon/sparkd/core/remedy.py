@@ -36,10 +36,7 @@ NCCL = (
     "gloo_connect_failure",
     "c10d_connect_timeout",
 )
-EXHAUSTED_SHARE = 0.01
-"""A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
 AT_THE_FLOOR = "every memory setting is at its floor"
-SILENT = "host_memory_pressure"
 UNDECIDED = ("unknown", "killed_unspecified", "engine_dead_unspecified")
 
 
@@ -220,7 +217,7 @@ def _too_much(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> int:
     A refusal does not say that they were.
     """
     causes = (*facts.causes, diagnosis.cause)
-    kills = {*MEMORY, SILENT} - set(REFUSALS)
+    kills = set(MEMORY) - set(REFUSALS)
     first = next((i for i, cause in enumerate(causes) if _takes_a_step(cause, causes[:i], policy)), None)
     return 0 if first is None else sum(1 for cause in causes[first + 1 :] if cause in kills)
 
@@ -229,12 +226,10 @@ def _takes_a_step(cause: str, before: tuple[str, ...], policy: Policy) -> bool:
     """Whether a failure after those *before* changed the memory settings: others can pass unchanged."""
     if cause in UNDECIDED:
         return before.count(cause) >= policy.unknown_unchanged
-    return cause in (*MEMORY, SILENT) or (cause in NCCL and cause in before)
+    return cause in MEMORY or (cause in NCCL and cause in before)
 
 
 def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
-    if _exhausted(facts, policy):
-        return _silent_kill(diagnosis, facts, policy)
     if used < policy.unknown_unchanged:
         text = f"no evidence decides the cause: unchanged relaunch {used + 1} of {policy.unknown_unchanged}"
         return _relaunch(facts, policy, facts.settings, text)
@@ -242,25 +237,6 @@ def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) ->
     if lowered is None:
         return _escalate(facts, diagnosis, f"{used} relaunches without a cause that evidence decides")
     return _relaunch(facts, policy, lowered[0], f"cause still unknown, one memory step: {lowered[1]}")
-
-
-def _silent_kill(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
-    """Nothing says who killed, but the node's memory does: the failure counts as one of memory."""
-    causes = tuple(SILENT if cause in UNDECIDED else cause for cause in facts.causes)
-    facts = replace(facts, causes=causes)
-    lowered = _one_step(replace(diagnosis, cause=SILENT), facts, policy)
-    if lowered is None:
-        return _at_the_floor(diagnosis, facts, policy)
-    left = gib(facts.lowest_available_bytes or 0)
-    text = f"nothing says who ended it, but only {left} were available on the node: {lowered[1]}"
-    return replace(_relaunch(facts, policy, lowered[0], text), memory=True)
-
-
-def _exhausted(facts: Facts, policy: Policy) -> bool:
-    """Whether the node was as empty as a kill for memory leaves it; the sample is a second old at most."""
-    if facts.lowest_available_bytes is None or not facts.total_bytes:
-        return False
-    return facts.lowest_available_bytes < policy.guard_floor_bytes + EXHAUSTED_SHARE * facts.total_bytes
 
 
 def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:

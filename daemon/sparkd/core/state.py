@@ -23,6 +23,7 @@ from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, Unit
 
 SIGNALS_MAX = 64
 REPORTS_MAX = 128
+CURVE_MAX = 60
 RETIRED_MAX = 32
 CAUSES_MAX = 32
 FAILED_MAX = 32
@@ -90,8 +91,8 @@ class Member:
 
     `found`: what an earlier daemon had started here and still ran when this one looked;
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
-    something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
-    ended without rest, 0 = nothing; `returned`:
+    something was started and has not rested since; `curve`: (time, available) of the last samples;
+    `unclean_generation`: what ran here when an earlier boot ended without rest, 0 = nothing; `returned`:
     memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
     the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet;
     `rose_bytes`, `rose_at_s`: what was available when it last rose after the last end, and when that was.
@@ -112,6 +113,7 @@ class Member:
     draining_generation: int = 0
     drained_generation: int = 0
     memory: MemorySample | None = None
+    curve: tuple[tuple[float, int], ...] = ()
     baseline_bytes: int | None = None
     lowest_bytes: int | None = None
     ran: bool = False
@@ -129,7 +131,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet."""
+    """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet.
+
+    `curve`: as in `Member`, as its telemetry told.
+    """
 
     node: str
     status: MemberStatus | None = None
@@ -144,6 +149,7 @@ class Peer:
     probed_at_s: float = float("-inf")
     probe_reason: str = ""
     telemetry: Telemetry | None = None
+    curve: tuple[tuple[float, int], ...] = ()
     told_present: bool | None = None
 
 
@@ -194,7 +200,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed generation, from its first evidence to the decision."""
+    """One failed generation, from its first evidence to the decision; it was in `phase` since then."""
 
     generation: int
     phase: Phase
@@ -202,6 +208,7 @@ class Failure:
     signals: tuple[Signal, ...] = ()
     exits: tuple[UnitExit, ...] = ()
     kv_cache_bytes: int | None = None
+    phase_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

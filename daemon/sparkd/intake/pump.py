@@ -18,11 +18,14 @@ from sparkd.intake.records import Reader
 from sparkd.intake.sieve import Sieve, Sifter
 from sparkd.signals import prefix
 from sparkd.signals.catalogue import Catalogue
-from sparkd.signals.match import NO_PLACES, Places, recognise
+from sparkd.signals.hear import hear
+from sparkd.signals.match import NO_PLACES, Places
 from sparkd.signals.model import Proof, Record, Signal
+from sparkd.signals.precedence import BURST, LONE_IDS, UNEXPLAINED_ID
+from sparkd.signals.repeats import Key, key_of
 from sparkd.words import UnitName
 
-# The same fact of the same node and rank is told again only after this time.
+# The same fact of the same node and rank is told again only after this time, or at the end of its source.
 REPEAT_S = 30.0
 # Signals told within that time of one generation, of fatal ones and of others each; the core keeps 64 of an
 # incident. Beyond it what a signature says that was silent for so long is told once: no flood hides a fact.
@@ -56,6 +59,7 @@ class _Answer(Enum):
     """What becomes of a signal."""
 
     TELL = "tell"
+    HOLD = "hold"
     REPEATED = "repeated"
     DROP = "drop"
 
@@ -65,29 +69,48 @@ class _Told:
     """What was told of one generation within `REPEAT_S`: when each signal was told last, the oldest first.
 
     What is older is forgotten: a generation serves for weeks, and what it says now and then is not a flood.
+    `held`: the newest of each that was not told: it may be what ended the engine, and is told at the end.
     """
 
-    last_s: dict[tuple[str, str, int | None], float] = field(default_factory=dict)
+    last_s: dict[Key, float] = field(default_factory=dict)
     ids: Counter[str] = field(default_factory=Counter)
+    times: Counter[Key] = field(default_factory=Counter)
+    held: dict[Key, Signal] = field(default_factory=dict)
 
     def ask(self, signal: Signal) -> _Answer:
         """Return what becomes of *signal*, and keep that it was told."""
         self._renew(signal.at_s)
-        key = (signal.id, signal.node, signal.rank)
-        if key in self.last_s:
+        key = key_of(signal)
+        if signal.id == UNEXPLAINED_ID:
+            self._hold(key, signal)
+            return _Answer.HOLD
+        if key in self.last_s and not self._is_of_a_burst(key):
+            self._hold(key, signal)
             return _Answer.REPEATED
-        if len(self.last_s) >= SIGNALS_MAX and self.ids[signal.id]:
+        if key not in self.last_s and len(self.last_s) >= SIGNALS_MAX and self.ids[signal.id]:
             return _Answer.DROP
-        self.last_s[key] = signal.at_s
-        self.ids[signal.id] += 1
+        self.held.pop(key, None)
+        self.ids[signal.id] += key not in self.last_s
+        self.last_s.setdefault(key, signal.at_s)
+        self.times[key] += 1
         return _Answer.TELL
+
+    def _hold(self, key: Key, signal: Signal) -> None:
+        self.held.pop(key, None)
+        if len(self.held) >= SIGNALS_MAX:
+            del self.held[next(iter(self.held))]
+        self.held[key] = signal
+
+    def _is_of_a_burst(self, key: Key) -> bool:
+        """Return whether a repeat counts: of some, so many in a row say what one does not."""
+        return key[0] in LONE_IDS and self.times[key] < BURST
 
     def _renew(self, at_s: float) -> None:
         while self.last_s:
             key, last_s = next(iter(self.last_s.items()))
             if at_s - last_s < REPEAT_S:
                 return
-            del self.last_s[key]
+            del self.last_s[key], self.times[key]
             self.ids[key[0]] -= 1
 
 
@@ -159,8 +182,13 @@ class Intake:
             stream = self._streams.pop((source, number))
             self._take(stream, stream.blocks.flush(), at_s, draft)
             self._recognise(stream.reader.flush(), draft)
+        draft.signals += sorted(self._held(generation), key=lambda s: s.at_s)
         self.forget(generation)
         return draft.batch()
+
+    def _held(self, generation: int) -> list[Signal]:
+        told = [self._told.get((generation, fatal)) for fatal in (False, True)]
+        return [signal for one in told if one is not None for signal in one.held.values()]
 
     def forget(self, generation: int) -> None:
         """Forget a generation whose sources have been read to their ends."""
@@ -192,7 +220,7 @@ class Intake:
 
     def _recognise(self, records: list[Record], draft: _Draft) -> None:
         for record in records:
-            for signal in recognise(record, self._catalogue, self._places):
+            for signal in hear(record, self._catalogue, self._places):
                 if signal.proof is not Proof.NOISE:
                     self._tell(signal, draft)
 
@@ -200,10 +228,9 @@ class Intake:
         answer = self._told.setdefault((signal.generation, signal.fatal), _Told()).ask(signal)
         if answer is _Answer.TELL:
             draft.signals.append(signal)
-        elif answer is _Answer.REPEATED:
-            draft.repeated += 1
-        else:
-            draft.dropped += 1
+        elif answer is not _Answer.HOLD:
+            draft.repeated += answer is _Answer.REPEATED
+            draft.dropped += answer is _Answer.DROP
 
 
 _FACTS = tuple(item.name for item in fields(PhaseSeen) if item.name != "generation")

@@ -20,6 +20,7 @@ from sparkd.engines.model import LineFact
 from sparkd.intake.flood import thinned
 from sparkd.intake.records import OPENERS
 from sparkd.signals.catalogue import Catalogue
+from sparkd.signals.exceptions import KINDS
 
 # What shows the engine's phase (`engines.lines`, `signals.follow`): of each only the newest counts.
 PHASE_WORDS = (
@@ -39,8 +40,7 @@ KV_WORDS = (
 )
 # What is evidence without a signature: an exception that nobody knows (in each form that
 # `exceptions.raised_in` sees), and the frames above one.
-_KINDS = ("Error", "Exception", "Exit", "Interrupt", "Fault", "Unavailable")
-EXCEPTIONS = tuple(kind + end for kind in _KINDS for end in (":", "\n", "):", ")\n"))
+EXCEPTIONS = tuple(kind + end for kind in KINDS for end in (":", "\n", "):", ")\n"))
 SLOW_BYTES_MAX = 1 << 20
 FRAMES = ('", line ',)
 

@@ -7,13 +7,15 @@ down it is the last witness: of the memory that its driver had been missing, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from sparkd.signals.model import Proof, Signal
+from sparkd.signals.model import Evidence, Proof, Signal
 from sparkd.signals.precedence import NEAR_S
 
 BOOTED_ID, SHUT_DOWN_ID = "node_booted", "node_shut_down"
+IDS = frozenset({BOOTED_ID, SHUT_DOWN_ID})
 WEDGED_ID = "uma_node_wedged"
+WHY = "a boot that was ordered, or with which its log begins"
 # A shutdown takes minutes where a unit does not end; a wedged node waits for a person.
 _SHUTDOWN_S = 600.0
 _WEDGED_S = 3600.0
@@ -21,26 +23,27 @@ _WEDGED_S = 3600.0
 _WAITED_S = 900.0
 
 
-@dataclass(slots=True)
-class Boots:
-    """The boots of the nodes, in the order of reading."""
+def ordered(evidence: Evidence) -> tuple[Signal, ...]:
+    """Return the boots and shutdowns of *evidence* that tell of nothing: all but those that nobody asked for.
 
-    _down: dict[str, float] = field(default_factory=dict)
-    _seen: dict[str, float] = field(default_factory=dict)
-
-    def is_unordered(self, signal: Signal, *, first: bool) -> bool:
-        """Note a boot or a shutdown; return whether it is a boot that nobody asked for.
-
-        *first* tells that the node has said nothing before.
-        """
-        node, at_s = signal.node, signal.at_s
+    A log that begins with a boot is a new one; a live node has spoken before.
+    """
+    told = sorted((s for s in evidence.signals if s.id in IDS), key=lambda s: s.at_s)
+    began_s = {(heard.node, heard.source): heard.first_s for heard in evidence.heard}
+    down_s: dict[str, float] = {}
+    seen_s: dict[str, float] = {}
+    found = []
+    for signal in told:
         if signal.id == SHUT_DOWN_ID:
-            self._down[node] = at_s
-            return False
-        again = at_s - self._seen.get(node, float("-inf")) < NEAR_S  # one boot has several lines
-        ordered = at_s - self._down.get(node, float("-inf")) < _SHUTDOWN_S
-        self._seen[node] = at_s
-        return not (first or again or ordered)
+            down_s[signal.node] = signal.at_s
+            found.append(signal)
+            continue
+        first = evidence.recorded and began_s.get((signal.writer, signal.source), signal.at_s) >= signal.at_s
+        again = signal.at_s - seen_s.get(signal.node, float("-inf")) < NEAR_S  # one boot has several lines
+        seen_s[signal.node] = signal.at_s
+        if first or again or signal.at_s - down_s.get(signal.node, float("-inf")) < _SHUTDOWN_S:
+            found.append(signal)
+    return tuple(found)
 
 
 def explained(signals: Sequence[Signal], timeouts: Iterable[Signal]) -> list[Signal]:

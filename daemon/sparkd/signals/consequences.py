@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Proof, Signal, Work
 from sparkd.signals.precedence import (
     FAILING_ID,
@@ -50,6 +51,7 @@ _SAID_WHEN_ENDED = frozenset(
         "ray_gcs_unreachable",
         "ray_node_died",
         "worker_process_died",
+        UNKNOWN,
     }
 )
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 
+KINDS = ("Error", "Exception", "Exit", "Interrupt", "Fault", "Unavailable")
+"""What the names of exceptions end with."""
 # At the beginning of a line, or after what a logger or collector put there; torch and Ray add words behind.
 _RAISED = re.compile(
     r"^(?:[^\n]{0,160}[\]|>]:? ?)?(?:ray\.exceptions\.RayTaskError\()?"
-    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault|Unavailable))\b\)?(?::\s*(.*))?$",
+    rf"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:{'|'.join(KINDS)}))\b\)?(?::\s*(.*))?$",
     re.MULTILINE,
 )
 # What an engine raises to say that another part of it has failed, and what a stop raises.
@@ -92,7 +94,7 @@ def failed_in(text: str) -> str | None:
 
 def raised_in(text: str) -> str | None:
     """Return the exception that *text* ends with ("KeyError: 'a'"), None where it tells of another's end."""
-    if "Error" not in text and "Exception" not in text:
+    if not any(kind in text for kind in KINDS):
         return None
     own = [found for found in _RAISED.finditer(text) if not _is_relayed(found)]
     if not own:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparkd.signals.frames import inner, phase_of
-from sparkd.signals.model import Record, Signal
-from sparkd.signals.precedence import BUSY, INTERRUPTS, WAITS
+from sparkd.signals.model import Record
 from sparkd.words import Phase
 
 
@@ -121,12 +120,9 @@ class Follower:
         if not track.troubled:
             track.troubled, track.before = True, track.phase
 
-    def is_ordinary(self, signal: Signal, record: Record) -> bool:
-        """Return whether a signal tells of work that is ordinary in the phase where it was read."""
-        phase = self._track(record).phase
-        return (signal.id in WAITS and phase in BUSY) or (
-            signal.id in INTERRUPTS and phase is not Phase.SERVING
-        )
+    def told_by(self, record: Record) -> Phase | None:
+        """Return the phase that the writer of *record* has told of."""
+        return self._track(record).phase
 
     def phase(self) -> Phase | None:
         """Return the furthest phase that was reached before the first trouble."""

@@ -5,8 +5,8 @@
    after the first trouble, and everything that the catalogue calls cascade (see `precedence`).
    What only suggests, and what nothing ties to the end (`hints`), and what a survivor prints after the end of
    another node (`peers`), explain nothing either.
-3. Of the rest the highest in the order is the root; among equals the earliest; times closer than
-   `precedence.TIE_S` are no order, then the place within the group decides.
+3. Of the rest the highest in the order is the root; among equals the earliest; times of one node closer than
+   `precedence.TIE_S`, and of two closer than their error, are no order, then the place in the group decides.
 4. What no evidence decides is `unknown`, with what it might be and what would decide. Surface evidence
    ("EngineDeadError") names a cause that says so; it is never dressed up as more.
 """
@@ -21,6 +21,7 @@ from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit, Weighed
+from sparkd.signals.settle import settled
 from sparkd.words import LIVE, Phase, UnitName
 
 EVIDENCE_MAX = 5
@@ -75,8 +76,14 @@ def judge(evidence: Evidence) -> Diagnosis:
 
 
 def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
-    """Return the diagnosis, and of every signal why it won or lost, in the order of the evidence."""
+    """Return the diagnosis, and of every signal why it won or lost; last what is over."""
     exits = tuple(end for end in evidence.exits if not end.ordered)
+    evidence, over = settled(evidence)
+    diagnosis, weighed = _weigh(evidence, exits)
+    return diagnosis, (*weighed, *(Weighed(s, "set aside", why) for s, why in over.items()))
+
+
+def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     raw = (*evidence.signals, *exit_signals(exits))
     unheard = _unheard(raw, evidence)
     told = _promoted(raw, unheard, evidence)
@@ -86,7 +93,7 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     loose = hints.hints_of(kept, exits)
     aside |= dict.fromkeys(loose, hints.WHY)
     signals = tuple(s for s in kept if s not in loose)
-    survivors = peers.after_a_peers_end(signals, exits, recorded=evidence.recorded)
+    survivors = peers.after_a_peers_end(signals, exits, precedence.order_error_s(evidence))
     ended = frozenset(end.node for end in exits)
     follow = (*consequences.of_earlier(signals, ended, evidence.works), *survivors)
     aside |= dict.fromkeys(follow, "follows from what was said before it")
@@ -94,14 +101,15 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     if not open_signals and (not signals or (survivors and exits)):
         return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
     open_signals = open_signals or list(signals)
-    best = _root(open_signals)
+    best = _root(open_signals, precedence.order_error_s(evidence))
     root = _unless_unheard(_relayed(best, open_signals), evidence)
     return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
 
 def _unheard(raw: Sequence[Signal], evidence: Evidence) -> dict[Signal, str]:
     """Return the signals that are not about this engine's end, each with the reason."""
-    foreign = [s for s in raw if s.source in evidence.foreign and s.cause in foreigners.CAUSES]
+    others = foreigners.of(evidence.speakers, (s.source for s in raw))
+    foreign = [s for s in raw if s.source in others and s.cause in foreigners.CAUSES]
     ours = [s for s in raw if s not in foreign]
     lived = survive.acquitted(ours, evidence)
     return {**dict.fromkeys(foreign, foreigners.WHY), **dict.fromkeys(lived, survive.WHY)}
@@ -126,13 +134,7 @@ def _weighted(
         signal = replace(signal, cause=precedence.OF_ANYBODY.get(signal.id, signal.cause))
     if (signal.cause, signal.node) in proven:
         signal = replace(signal, proof=Proof.PROVES)
-    return _busy(signal, evidence.phase)
-
-
-def _busy(signal: Signal, phase: Phase | None) -> Signal:
-    """Return the wait for a broadcast block as the ordinary work that it is during a start."""
-    ordinary = signal.id in precedence.WAITS and phase in precedence.BUSY
-    return replace(signal, proof=Proof.NOISE) if ordinary else signal
+    return signal
 
 
 def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evidence) -> dict[Signal, str]:
@@ -197,12 +199,17 @@ def _verdict(signal: Signal, aside: Mapping[Signal, str], root: Signal | None) -
     return Weighed(signal, "cascade", precedence.why_after(signal, root))
 
 
-def _root(signals: Sequence[Signal]) -> Signal:
-    """Return the highest in the order; among equals the earliest; within a tie by place."""
+def _root(signals: Sequence[Signal], error_s: float) -> Signal:
+    """Return the highest in the order; among equals the earliest; within a tie by place.
+
+    What two nodes said is tied within *error_s*, what one node said within `precedence.TIE_S`.
+    """
     top = min(precedence.weight(s) for s in signals)
     equal = [s for s in signals if precedence.weight(s) == top]
-    first = min(s.at_s for s in equal)
-    tied = [s for s in equal if s.at_s - first < precedence.TIE_S]
+    first = min(equal, key=lambda s: s.at_s)
+    tied = [
+        s for s in equal if s.at_s - first.at_s < (precedence.TIE_S if s.writer == first.writer else error_s)
+    ]
     return min(tied, key=lambda s: (precedence.place(s), s.at_s))
 
 
@@ -229,7 +236,7 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
 
 def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:
     """Return a time-out as what it is where nothing tells a node that hangs from one that is lost."""
-    if evidence.unheard and root.cause == "engine_hang" and root.proof is Proof.SUGGESTS:
+    if spread.is_unheard(evidence) and root.cause == "engine_hang" and root.proof is Proof.SUGGESTS:
         return replace(root, cause=UNKNOWN)
     return root
 
@@ -280,7 +287,7 @@ def _diagnose(
 def _candidates(root: Signal, loose: Sequence[Signal], evidence: Evidence) -> tuple[str, ...]:
     if _confidence(root) >= _PROVEN:
         return ()
-    if evidence.unheard and root.cause == UNKNOWN:
+    if spread.is_unheard(evidence) and root.cause == UNKNOWN:
         return spread.MIGHT_BE
     might = _might_be(root.cause, loose)
     if root.cause == UNKNOWN and is_slip(root.quote):

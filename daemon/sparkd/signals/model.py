@@ -127,6 +127,16 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """From when to when a log speaks."""
+
+    node: str
+    source: str
+    first_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemorySample:
     """One reading of a node's memory, in bytes; pressure is PSI `some avg10` in percent, None = unknown."""
 
@@ -135,6 +145,24 @@ class MemorySample:
     total_bytes: int
     swap_used_bytes: int = 0
     pressure_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A node's memory in the last minute, bytes.
+
+    Attributes:
+        node: whose it is; total_bytes: all that it has, None = unknown.
+        floor_bytes: below it the guard ends the engine.
+        samples: (time, available), the oldest first, about one a second.
+        lowest_bytes: the least available since the start, None = unknown.
+    """
+
+    node: str
+    total_bytes: int | None
+    floor_bytes: int
+    samples: tuple[tuple[float, int], ...] = ()
+    lowest_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +179,14 @@ class Evidence:
             proven was said is no argument.
         works, starts: when the engine was seen at work, and when it began anew.
         steps: when a start was seen to go forward to a later phase.
-        foreign: sources that are known to be other programs.
-        unheard: the engine is spread over nodes, and of the others nothing was heard after it stood still.
+        worked_at_s: when the engine was last seen to do what it is asked, or asked nothing; None = never.
+        alive_at_s: when it was last seen to count at all, be it no tokens; None = never.
+        speakers: sources that speak as an engine does; the others of such a log are other programs.
+        heard: from when to when each log speaks; of a live engine, each node.
+        order_error_s: by how much the times of two nodes may be wrong against each other; None = not known:
+            they are as printed.
+        memory: what was measured of each node's memory.
+        spread: the engine is spread over nodes; on_ray: by Ray.
     """
 
     signals: tuple[Signal, ...] = ()
@@ -166,8 +200,14 @@ class Evidence:
     works: tuple[Work, ...] = ()
     starts: tuple[float, ...] = ()
     steps: tuple[Work, ...] = ()
-    foreign: tuple[str, ...] = ()
-    unheard: bool = False
+    worked_at_s: float | None = None
+    alive_at_s: float | None = None
+    speakers: tuple[str, ...] = ()
+    heard: tuple[Heard, ...] = ()
+    order_error_s: float | None = None
+    memory: tuple[Curve, ...] = ()
+    spread: bool = False
+    on_ray: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,15 @@ class _End:
 
 
 def after_a_peers_end(
-    signals: Sequence[Signal], exits: Sequence[UnitExit], *, recorded: bool
+    signals: Sequence[Signal], exits: Sequence[UnitExit], error_s: float
 ) -> tuple[Signal, ...]:
     """Return the signals that an earlier end on another node made its survivors print.
 
-    Of a log that somebody gives, times within a tie are no order; of live ones the end is what is nearer.
+    Closer than *error_s* times of two nodes are no order: then the end is what is nearer, since no broken
+    transport ends a process that does not say so.
     """
     ends = [end for end in _ends(signals, exits) if not _was_told_before(end, signals)]
-    return tuple(s for s in signals if any(_follows(s, end, recorded=recorded) for end in ends))
+    return tuple(s for s in signals if any(_follows(s, end, error_s) for end in ends))
 
 
 def _ends(signals: Sequence[Signal], exits: Sequence[UnitExit]) -> list[_End]:
@@ -84,13 +85,13 @@ def _was_told_before(end: _End, signals: Sequence[Signal]) -> bool:
     )
 
 
-def _follows(signal: Signal, end: _End, *, recorded: bool) -> bool:
+def _follows(signal: Signal, end: _End, error_s: float) -> bool:
     if signal.proof is Proof.CASCADE or not end.is_elsewhere(signal.writer):
         return False
     if signal.cause in WAITED_FOR_A_DEAD:
         after_s = SUSPICION_S
     elif signal.cause in _TRANSPORT:
-        after_s = TIE_S if recorded else -TIE_S
+        after_s = -error_s
     else:
         return False
     return after_s < signal.at_s - end.at_s <= LINGER_S

@@ -15,6 +15,8 @@ from sparkd.words import LIVE, Phase
 
 # Times of two readers closer than this are not an order (both read their logs by polling).
 TIE_S = 0.25
+# Times that two nodes printed count to the second.
+PRINTED_S = 1.0
 # A signal that does not end a generation explains its end only if it is near; what lasts may linger. A proven
 # fault of the fabric or of the driver lingers where something then stood still: vLLM waits 300 s for a step,
 # NCCL's watchdog 600 s. What only suggests is repeated while it lasts (vLLM every 60 s; its wait for Ray's
@@ -188,11 +190,20 @@ OWN_SOURCE = "sparkd"
 _FIRST_OF_CASCADE = {"worker_process_died": 0.0, UNKNOWN: 0.5}
 
 
+def order_error_s(evidence: Evidence) -> float:
+    """Return by how much the order of what two nodes said may be wrong.
+
+    Live the times are those of reading, on one clock. Of files nobody knows how far the nodes' clocks are
+    apart; printed times count to the second, closer is no order.
+    """
+    return max(TIE_S, PRINTED_S if evidence.order_error_s is None else evidence.order_error_s)
+
+
 def weight(signal: Signal) -> float:
     """Return how far down the order a signal stands as a root cause; cascade stands below everything."""
     rank = _PLACES.get(signal.cause, _LAST)[0]
     if signal.id in _LEAST:
-        return float(3 * len(ORDER))
+        return float(3 * len(ORDER)) + (signal.id == UNEXPLAINED_ID)
     if signal.proof is Proof.PROVES:
         return float(rank)
     if signal.proof is Proof.SUGGESTS:
@@ -213,10 +224,10 @@ def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
         return not has_engine(evidence)
     if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
         return True
-    if not evidence.recorded:
-        return False
     if signal.id == FAILING_ID:
         return _failed_before_a_stop(evidence)
+    if not evidence.recorded:
+        return False
     return signal.cause in _SPEAKS_WHEN_READ or _stands_before_loading(signal, evidence)
 
 

@@ -155,6 +155,11 @@ def _free_below_wanted(root: Signal) -> str:
     return f"({free} of {total} GiB free, {wanted} GiB wanted)" if free and total and wanted else ""
 
 
+def _left_of_total(root: Signal) -> str:
+    left, total = root.quantity("available_bytes"), _gib(root, "total_bytes")
+    return f"({_size(left)} of {total} GiB were left)" if left is not None and total else ""
+
+
 def _kv_cache(root: Signal) -> str:
     needed, available = root.quantity("needed_bytes"), root.quantity("available_bytes")
     estimated, wanted = root.quantity("estimated_tokens"), root.quantity("wanted_tokens")
@@ -204,6 +209,7 @@ _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
     {
         "ray_oom_kill": _used_of_total,
         "host_memory_pressure": _used_of_total,
+        "uma_host_exhaustion": _left_of_total,
         "cuda_oom": _requested,
         "kernel_oom": _victim,
         "cgroup_oom": _victim,

@@ -9,10 +9,10 @@ time-out, nothing decides between the two.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from sparkd.signals.model import Proof, Signal
+from sparkd.signals.model import Evidence, Proof, Signal
 from sparkd.signals.precedence import SUSPICION_S
 
 MARK = " distributed_init_method=tcp://"
@@ -42,13 +42,14 @@ def weighed(signals: Sequence[Signal]) -> list[Signal]:
     return [_weighed(s, first) for s in signals]
 
 
-def is_silent(signals: Sequence[Signal], last_s: Mapping[tuple[str, str], float]) -> bool:
-    """Return whether no other log speaks after a step ran out of time; *last_s*: each log's last time."""
-    first = next(iter(timeouts(signals)), None)
-    if first is None:
+def is_unheard(evidence: Evidence) -> bool:
+    """Return whether a step of a spread engine ran out of time, and no other log speaks after it."""
+    first = next(iter(timeouts(evidence.signals)), None)
+    if first is None or not evidence.spread or evidence.on_ray:
         return False
     here = (first.writer, first.source)
-    return not any(at_s > first.at_s - SUSPICION_S for place, at_s in last_s.items() if place != here)
+    after_s = first.at_s - SUSPICION_S
+    return not any(h.last_s > after_s for h in evidence.heard if (h.node, h.source) != here)
 
 
 def _weighed(signal: Signal, timeout: Signal) -> Signal:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Evidence, Record, Signal, Work
-from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEXPLAINED_ID, WAITS
+from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEXPLAINED, UNEXPLAINED_ID, WAITS
 
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
 RATE_S = 10.0
@@ -77,9 +77,9 @@ ENDS_BY_ITSELF = INSTALLED | _CHECKED_AT_START
 def ends_at_once(signal: Signal) -> bool:
     """Return whether a fatal *signal* ends an engine by itself; else its end is waited for.
 
-    What sparkd itself observed is no loose word.
+    What sparkd itself observed is no loose word. An exception that nobody knows may be a request's.
     """
-    return signal.source == OWN_SOURCE or signal.cause not in ENDS_BY_ITSELF
+    return signal.source == OWN_SOURCE or not (signal.cause in ENDS_BY_ITSELF or signal.id == UNEXPLAINED)
 
 
 @dataclass(slots=True)
@@ -203,9 +203,12 @@ class _Trial:
         return signal.cause in ENDS_BY_ITSELF and self._went_on(signal, again, ends)
 
     def _went_on(self, signal: Signal, again: float, ends: Sequence[tuple[float, bool]]) -> bool:
-        """Return whether the start of the log that *signal* stands in went forward after it."""
-        steps = self._steps.get((signal.writer, signal.source), ())
-        seen = [at_s for at_s in steps if signal.at_s < at_s < again]
+        """Return whether the start that *signal* is about went forward, as its log or sparkd saw."""
+        told = self._steps.get((signal.writer, signal.source), ())
+        watched = [
+            at_s for (_, source), times in self._steps.items() if source == OWN_SOURCE for at_s in times
+        ]
+        seen = sorted(at_s for at_s in (*told, *watched) if signal.at_s < at_s < again)
         return bool(seen) and _is_proof(signal, seen, ends)
 
     def has_served(self, signal: Signal) -> bool:
