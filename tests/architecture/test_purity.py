@@ -13,7 +13,7 @@ PURE = [
     path
     for part in ("core", "signals", "engines", "sizing", "wire")
     for path in sorted((PACKAGE / part).rglob("*.py"))
-] + [PACKAGE / "words.py"]
+] + [PACKAGE / "releases.py", PACKAGE / "words.py"]
 # Setting a node up is planned without touching it; these four look and do.
 ACTING = {"apply.py", "package.py", "probe.py", "survey.py"}
 PURE += [path for path in sorted((PACKAGE / "setup").glob("*.py")) if path.name not in ACTING]

@@ -167,7 +167,9 @@ def test_a_guard_that_is_stopped_or_dead_is_not_alive(node) -> None:
     assert side(node, Still(last + SEEN_WITHIN_S - 0.1)).read().alive
     late = side(node, Still(last + SEEN_WITHIN_S + 60)).read()
     assert (late.alive, late.enforcing, late.floor_bytes) == (False, False, None)
-    assert "64 s ago" in late.reason
+    assert "dead or stands still" in late.reason
+    later = side(node, Still(last + SEEN_WITHIN_S + 61)).read()
+    assert later == late, "a dead guard is news once"
     assert node.process is not None
     node.process.send_signal(signal.SIGKILL)
     until(lambda: not guard.read().alive, "its last look is too old")

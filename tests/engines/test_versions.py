@@ -2,7 +2,8 @@
 
 import pytest
 
-from sparkd.engines.versions import PORTABLE_RAY, PORTABLE_VLLM, RAY, VLLM, ray_options, release, vllm_options
+from sparkd.engines.versions import ray_options, vllm_options
+from sparkd.releases import PORTABLE_RAY, PORTABLE_VLLM, RAY, VLLM, release
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ def test_release(text, found):
 
 
 def test_known_versions_warn_of_nothing():
-    assert vllm_options("0.22.1") == (VLLM[0, 22], ())
+    assert vllm_options("0.22.1") == (VLLM[0, 22].options, ())
     assert ray_options("2.51.2") == (RAY[2, 51], ())
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sizing import checkpoints
 from sizing.large import large
 from sparkd.core import spikes
+from sparkd.releases import VLLM
 from sparkd.sizing import architectures, declared
-from sparkd.sizing.accounting import KNOWN, accounting_of
+from sparkd.sizing.accounting import accounting_of
 from sparkd.sizing.advice import plan_for
 from sparkd.sizing.estimate import Observed, learn, needs_of, sizes_of
 from sparkd.sizing.model import Checkpoint, Layout, Learned, Node, Options, Request, Source, Tensor
@@ -250,7 +251,7 @@ def test_a_pinned_cache_teaches_nothing_about_sizing() -> None:
 
 
 def test_versions_that_were_not_read_are_said() -> None:
-    assert accounting_of("0.32.0+cpu", Options()) == (KNOWN[0, 32], "")
+    assert accounting_of("0.32.0+cpu", Options()) == (VLLM[0, 32].accounting, "")
     for version in ("0.99.1", "", "nightly"):
         assert "was not read" in accounting_of(version, Options())[1]
     off = accounting_of("0.32.0", Options(estimate_graphs=False))[0]

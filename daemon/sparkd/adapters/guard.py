@@ -110,9 +110,9 @@ class Guard:
         age_s = self._clock.now() - _number(status.get("look_s"), -math.inf)
         floor = status.get("floor_bytes")
         if not -SEEN_WITHIN_S <= age_s <= SEEN_WITHIN_S:
-            return GuardSeen(
-                reason=f"the guard's last look was {age_s:.0f} s ago: it is dead or stands still"
-            )
+            # Without its age, which would be news every second.
+            late = f"the guard has not looked for more than {SEEN_WITHIN_S:g} s"
+            return GuardSeen(reason=f"{late}: it is dead or stands still")
         enforcing = status.get("mode") == "enforce"
         blind = not status.get("pools")
         reason = "it only observes" if not enforcing else "it cannot read this node's memory" if blind else ""

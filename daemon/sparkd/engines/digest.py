@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from sparkd.engines.environment import STAMP_NAME
 from sparkd.engines.model import EngineSpec, NodeSpec, Rendered
-from sparkd.engines.versions import release
+from sparkd.releases import release
 from sparkd.words import Backend
 
 CREDENTIALS = "/run/credentials/"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sparkd.engines.environment import Env, compose, interfaces, pinned, proposed, ray_auth
 from sparkd.engines.model import EngineSpec, NodeSpec, Rendered
-from sparkd.engines.versions import RayOptions, ray_options
+from sparkd.engines.versions import ray_options
+from sparkd.releases import RayOptions
 from sparkd.words import Role, Settings, Stamp, UnitName
 
 # A socket below the temporary directory, at its longest (ray/_private/node.py): the session's name carries

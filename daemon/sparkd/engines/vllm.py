@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from sparkd.engines.environment import Env, common_env, compose, interfaces, pinned, proposed, ray_auth
 from sparkd.engines.model import Device, EngineSpec, NodeSpec, Rendered
-from sparkd.engines.versions import VllmOptions, vllm_options
+from sparkd.engines.versions import vllm_options
+from sparkd.releases import VllmOptions
 from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Role, Settings, Stamp, UnitName
 
 # The smallest batches keep their graphs: they are what one or two people chatting use.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sparkd.releases import Accounting
 from sparkd.sizing import declared
-from sparkd.sizing.accounting import Accounting, accounting_of, requested_bytes
+from sparkd.sizing.accounting import accounting_of, requested_bytes
 from sparkd.sizing.cache import Cache, cache_of
 from sparkd.sizing.layers import Layers, layers_of
 from sparkd.sizing.model import Learned, Part, Request, Source
