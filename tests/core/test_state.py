@@ -11,10 +11,19 @@ from sim.world import make_policy
 from sparkd.core.context import context_to_keep, same_context
 from sparkd.core.evolve import evolve
 from sparkd.core.leak import LEAK_LEAST_BYTES, leaks
+from sparkd.core.learned import recall
 from sparkd.core.messages import same_level
 from sparkd.core.phases import IllegalTransitionError
 from sparkd.core.publish import status_of
-from sparkd.core.records import Kept, MessageDropped, PeerChanged, PhaseChanged, SessionChanged, StampAdvanced
+from sparkd.core.records import (
+    Kept,
+    Learned,
+    MessageDropped,
+    PeerChanged,
+    PhaseChanged,
+    SessionChanged,
+    StampAdvanced,
+)
 from sparkd.core.state import Coordinator, Member, Peer, Remembered, State, initial, settings_in_force
 from sparkd.core.step import next_deadline, step
 from sparkd.core.told import tell
@@ -61,6 +70,7 @@ def test_a_new_daemon_knows_what_is_on_its_disk_and_nothing_else() -> None:
             silences=((Phase.PROFILING, 3.0),),
             forgiven=4,
             unclean=1,
+            context="engine/driver",
             kept=KEPT,
         ),
         seen=Stamp(3, 9),
@@ -100,6 +110,51 @@ def test_what_was_learned_with_another_engine_says_nothing() -> None:
     assert (lead.forgiven, lead.unclean, lead.spent) == (4, 1, (("a", NOW), ("b", NOW)))
 
 
+def test_what_was_learned_with_a_context_counts_again_when_it_comes_back() -> None:
+    other = initial(replace(ASKED, context="other/driver"), "a#1", DISK, NOW).coordinator
+    kept = replace(KEPT, context=other.context, proven=None, silences=(), others=other.others)
+
+    lead = initial(ASKED, "a#2", replace(DISK, settings=None, asked=None, kept=kept), NOW).coordinator
+
+    assert (lead.settings, lead.proven, lead.silences) == (LEARNED, LEARNED, KEPT.silences)
+    assert (lead.context, lead.others) == ("engine/driver", ())
+
+
+def test_an_edit_counts_for_every_context() -> None:
+    other = initial(replace(ASKED, context="other/driver"), "a#1", DISK, NOW).coordinator
+    edited = replace(ASKED, settings=Settings(max_num_seqs=9))
+
+    lead = initial(edited, "a#2", Remembered(kept=Kept(others=other.others)), NOW).coordinator
+
+    assert (lead.settings, lead.proven) == (Settings(max_num_seqs=9), None)
+
+
+def shelf(*contexts: str) -> tuple[Learned, ...]:
+    return tuple(Learned(context=context, settings=LEARNED) for context in contexts)
+
+
+@pytest.mark.parametrize(
+    ("last", "others", "now", "known", "aside"),
+    [
+        ("a/1", ("b/1",), "a/1", "a/1", ("b/1",)),
+        ("a/1", ("b/1",), "a/?", "a/1", ("b/1",)),
+        ("a/1", ("b/1",), "b/1", "b/1", ("a/1",)),
+        ("a/1", ("b/1", "b/2"), "b/?", "b/2", ("b/1", "a/1")),
+        ("a/1", ("a/1", "b/1"), "c/1", "c/1", ("b/1", "a/1")),
+        ("", ("b/1",), "c/1", "c/1", ("b/1",)),
+        ("z/1", tuple(f"{n}/1" for n in range(8)), "c/1", "c/1", (*(f"{n}/1" for n in range(1, 8)), "z/1")),
+    ],
+)
+def test_one_context_is_in_force_and_the_newest_few_others_lie_aside(last, others, now, known, aside) -> None:
+    found, left = recall(shelf(last)[0], shelf(*others), now)
+
+    assert (found.context, left) == (known, shelf(*aside))
+
+
+def test_a_context_with_which_nothing_was_learned_is_not_kept() -> None:
+    assert recall(Learned(context="a/1"), (), "b/1") == (Learned(context="b/1"), ())
+
+
 def test_what_is_proven_is_so_for_what_was_asked_then() -> None:
     edited = replace(ASKED, settings=Settings(max_model_len=4096))
 
@@ -130,7 +185,7 @@ def test_what_is_proven_is_so_for_what_was_asked_then() -> None:
     ],
 )
 def test_an_edited_setting_voids_what_was_learned_about_it(learned, before, asked, in_force) -> None:
-    remembered = Remembered(settings=learned, asked=before)
+    remembered = Learned(settings=learned, asked=before)
 
     assert settings_in_force(remembered, replace(POLICY, settings=asked)) == in_force
 

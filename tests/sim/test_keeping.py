@@ -672,6 +672,21 @@ def test_an_unknown_driver_is_not_another_driver() -> None:
     assert context_to_keep("engine/driver", "engine/new") == "engine/new"
 
 
+def test_a_model_that_comes_back_starts_with_what_worked_for_it() -> None:
+    """Model A learns; model B is served, its daemon restarted once; model A comes back."""
+    world = started(context="model-a/driver")
+    lose(world, "cuda_oom", requested_bytes=2 * GIB, free_bytes=GIB)
+    world.run_until(serving(world))
+    learned = world.head.state.coordinator.settings
+    assert learned != Settings()
+    for context, settings in (("model-b", Settings()), ("model-b", Settings()), ("model-a", learned)):
+        for node in world.nodes.values():
+            node.policy = replace(node.policy, context=f"{context}/driver")
+        world.restart_daemon("spark-a")
+        world.run_until(serving(world))
+        assert world.head.state.coordinator.settings == settings
+
+
 def test_who_only_observes_is_named_as_the_reason() -> None:
     world = World()
     world.nodes["spark-b"].policy = replace(world.nodes["spark-b"].policy, observe_only=True)

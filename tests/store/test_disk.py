@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,6 +17,7 @@ from structlog.testing import capture_logs
 from sparkd.core.records import (
     Kept,
     KeptChanged,
+    Learned,
     MemberRan,
     MemberRested,
     MessageDropped,
@@ -71,6 +74,7 @@ KEPT = Kept(
     unclean=1,
     target=False,
     paused=True,
+    others=(Learned("a2", LOWERED, ASKED, LOWERED, ((Phase.PROFILING, 2.5),)), Learned("a3")),
 )
 
 
@@ -100,11 +104,30 @@ def test_what_rested_ended_cleanly(tmp_path):
     assert remembered_in(tmp_path, "boot-1").returned == (7, 6, 5)
 
 
+def test_what_an_earlier_version_kept_is_read(tmp_path):
+    older = asdict(KEPT)
+    del older["others"], older["generation"], older["phase"]
+    overwritten(tmp_path, json.dumps(older))
+    assert remembered_in(tmp_path, "boot-1").kept == replace(KEPT, others=())
+
+
+@pytest.mark.parametrize("damaged", [7, {}, {"context": "a4", "settings": None, "silences": 3}])
+def test_one_damaged_context_costs_no_other(tmp_path, damaged):
+    body = asdict(KEPT)
+    body["others"] = (damaged, *body["others"])
+    overwritten(tmp_path, json.dumps(body))
+    assert remembered_in(tmp_path, "boot-1").kept == KEPT
+
+
+def overwritten(path, body):
+    appended(path, KeptChanged(KEPT))
+    with contextlib.closing(sqlite3.connect(path / "history.sqlite")) as database, database:
+        database.execute("UPDATE fact SET body = ? WHERE name = 'kept'", (body,))
+
+
 @pytest.mark.parametrize("body", ["{", "[]", '{"context": 1}', '{"context": "", "proven": null, "spent": 3}'])
 def test_what_was_kept_and_cannot_be_read_is_nothing(tmp_path, body):
-    appended(tmp_path, KeptChanged(KEPT))
-    with contextlib.closing(sqlite3.connect(tmp_path / "history.sqlite")) as database, database:
-        database.execute("UPDATE fact SET body = ? WHERE name = 'kept'", (body,))
+    overwritten(tmp_path, body)
     assert remembered_in(tmp_path, "boot-1").kept == Kept()
 
 

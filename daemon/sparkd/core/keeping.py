@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkd.core.context import context_to_keep
-from sparkd.core.records import Kept, KeptChanged
+from sparkd.core.context import context_to_keep, same_context
+from sparkd.core.records import Kept, KeptChanged, SettingsAdopted
 from sparkd.core.turn import Turn
 
 
@@ -16,11 +16,16 @@ def served(turn: Turn) -> None:
         turn.set_lead(proven=lead.settings)
 
 
+OTHER_CONTEXT = (
+    "model, engine, driver, kernel or nodes are others: what was learned with these, else as asked"
+)
+
+
 def keep(turn: Turn) -> None:
     """Note what is kept where it changed."""
     lead = turn.lead
     kept = Kept(
-        context=context_to_keep(lead.kept.context, turn.policy.context),
+        context=context_to_keep(lead.context, turn.policy.context),
         proven=lead.proven,
         spent=tuple(cause for cause, _ in lead.spent),
         silences=lead.silences,
@@ -31,7 +36,11 @@ def keep(turn: Turn) -> None:
         phase=lead.phase if lead.epoch else lead.kept.phase,
         target=lead.asked_target,
         paused=lead.asked_pause,
+        others=lead.others,
     )
     if kept != lead.kept:
+        if lead.kept.context and not same_context(lead.kept.context, kept.context):
+            # On disk the settings of the other context still stand as those in force.
+            turn.note(SettingsAdopted(settings=lead.settings, reason=OTHER_CONTEXT))
         turn.set_lead(kept=kept)
         turn.note(KeptChanged(kept=kept))

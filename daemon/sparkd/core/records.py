@@ -147,11 +147,26 @@ class SettingsAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned with one context (`Policy.context`).
+
+    `settings`: in force, as learned while `asked` were asked for, None = nothing was; `proven`, `silences`:
+    as in `Kept`.
+    """
+
+    context: str = ""
+    settings: Settings | None = None
+    asked: Settings | None = None
+    proven: Settings | None = None
+    silences: tuple[tuple[Phase, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """What the coordinator keeps across its daemon's restarts and reboots, beside its settings.
 
     Attributes:
-        context: what all of it was learned with (`Policy.context`); under another one it is void.
+        context: what `proven` and `silences` were learned with (`Policy.context`).
         proven: the settings that last served for the cooldown: last known good.
         spent: the causes of the relaunches that still count, oldest first.
         silences: the longest silence of progress that a phase of a verified start has shown, seconds.
@@ -159,6 +174,7 @@ class Kept:
         unclean: how many boots in a row followed an unclean end.
         generation, phase: the newest generation and where it is; found running, it goes on there.
         target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
+        others: what was learned with the last few other contexts, oldest first.
     """
 
     context: str = ""
@@ -171,6 +187,7 @@ class Kept:
     phase: Phase = Phase.IDLE
     target: bool | None = None
     paused: bool = False
+    others: tuple[Learned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

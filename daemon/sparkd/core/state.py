@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from sparkd.core.context import same_context
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
 from sparkd.core.leak import leaks
+from sparkd.core.learned import recall
 from sparkd.core.messages import Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.records import Kept, Times
+from sparkd.core.records import Kept, Learned, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
 
@@ -214,8 +214,8 @@ class Coordinator:
     row since a generation last served for the cooldown; `trial`: the settings in force are tried although
     others are proven; `retry_at_s`, `retrying`: an escalation that tries again by itself; `verified`: the
     settings that served last; `edited`: what was edited since the start of a generation that was taken over,
-    for the next one; `failed`: those that were given up for a memory reason; `kept`: what is on disk of all
-    this.
+    for the next one; `failed`: those that were given up for a memory reason; `context`: what it is all
+    learned with, `others`: what was with other ones; `kept`: what is on disk of all this.
     """
 
     phase: Phase = Phase.IDLE
@@ -257,6 +257,8 @@ class Coordinator:
     forgiven: int = 0
     unclean: int = 0
     edited: tuple[tuple[str, Any], ...] = ()
+    context: str = ""
+    others: tuple[Learned, ...] = ()
     kept: Kept = field(default_factory=Kept)
 
 
@@ -338,28 +340,30 @@ def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -
 def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordinator:
     """Take over what was kept, as far as it still says something; budgets count on from now."""
     kept = remembered.kept
-    valid = same_context(kept.context, policy.context)
-    settings = settings_in_force(remembered if valid else Remembered(), policy)
+    last = Learned(kept.context, remembered.settings, remembered.asked, kept.proven, kept.silences)
+    known, others = recall(last, kept.others, policy.context)
     return Coordinator(
         phase_since_s=now,
         target=policy.autostart if kept.target is None else kept.target,
         asked_target=kept.target,
         asked_pause=kept.paused,
-        settings=settings,
+        settings=settings_in_force(known, policy),
         incidents=remembered.incidents,
         spent=tuple((cause, now) for cause in kept.spent),
         pause_wanted=policy.observe_only or kept.paused,
-        proven=kept.proven if valid and remembered.asked == policy.settings else None,
-        silences=kept.silences if valid else (),
+        proven=known.proven if known.asked == policy.settings else None,
+        silences=known.silences,
+        context=known.context,
+        others=others,
         forgiven=kept.forgiven,
         unclean=kept.unclean,
         kept=kept,
     )
 
 
-def settings_in_force(remembered: Remembered, policy: Policy) -> Settings:
+def settings_in_force(known: Learned, policy: Policy) -> Settings:
     """Return what was learned, but as asked where the operator has changed what he asks for since."""
-    learned, before, asked = remembered.settings, remembered.asked, policy.settings
+    learned, before, asked = known.settings, known.asked, policy.settings
     if learned is None or before is None:
         return asked
     edited = [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from sparkd.core.records import Kept, Record
+from sparkd.core.records import Kept, Learned, Record
 from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
 
 
@@ -47,16 +48,37 @@ def kept_from(body: dict[str, Any]) -> Kept:
             context=str(body["context"]),
             proven=settings_from(body["proven"]),
             spent=tuple(map(str, body["spent"])),
-            silences=tuple((Phase(name), float(silence_s)) for name, silence_s in body["silences"]),
+            silences=_silences_from(body["silences"]),
             forgiven=int(body["forgiven"]),
             unclean=int(body["unclean"]),
             generation=int(body.get("generation", 0)),
             phase=Phase(body.get("phase", Phase.IDLE)),
             target=None if body["target"] is None else bool(body["target"]),
             paused=bool(body["paused"]),
+            others=tuple(filter(None, map(_learned_from, body.get("others", ())))),
         )
     except (KeyError, TypeError, ValueError):
         return Kept()
+
+
+def _learned_from(body: object) -> Learned | None:
+    """Return what *body* says was learned, None where it cannot be understood: the rest still counts."""
+    if not isinstance(body, dict):
+        return None
+    try:
+        return Learned(
+            context=str(body["context"]),
+            settings=settings_from(body["settings"]),
+            asked=settings_from(body["asked"]),
+            proven=settings_from(body["proven"]),
+            silences=_silences_from(body["silences"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _silences_from(pairs: Iterable[tuple[str, float]]) -> tuple[tuple[Phase, float], ...]:
+    return tuple((Phase(name), float(silence_s)) for name, silence_s in pairs)
 
 
 def _finite(value: Any) -> Any:
