@@ -196,6 +196,33 @@ def test_the_tokens_of_a_step_are_halved_down_to_the_floor(before, then) -> None
 
 
 @pytest.mark.parametrize(
+    ("asked", "floor", "then"),
+    [
+        ((2048, 1024), (512, 8), (1024, 1024)),
+        ((2048, 1025), (512, 8), (1024, 1024)),
+        ((1024, 1024), (512, 8), (512, 512)),
+        ((1024, 1024), (512, 768), (768, 768)),
+        ((1024, 1024), (512, 1024), None),
+        ((1024, 64), (512, 128), (512, 64)),
+        ((512, None), (128, 8), (256, None)),
+        ((256, None), (128, 8), (128, 128)),
+        ((256, None), (128, 200), (200, 200)),
+        ((256, None), (128, 256), None),
+    ],
+)
+def test_a_step_never_has_fewer_tokens_than_requests(asked, floor, then) -> None:
+    """vLLM refuses to start with fewer; of requests it takes 256 where none are asked for."""
+    floors = replace(FLOORS, max_num_batched_tokens=floor[0], max_num_seqs=floor[1])
+    settings = Settings(max_num_batched_tokens=asked[0], max_num_seqs=asked[1])
+
+    found = rungs.lower_batched_tokens(settings, need(), floors)
+
+    now = None if found is None else (found[0].max_num_batched_tokens, found[0].max_num_seqs)
+    assert now == then
+    assert found is None or ("requests" in found[1]) is (then[1] != asked[1])
+
+
+@pytest.mark.parametrize(
     ("before", "then"), [(8192, 4096), (2049, 1024), (2048, None), (None, None), (100, None)]
 )
 def test_only_what_is_above_the_engines_default_is_halved_gently(before, then) -> None:

@@ -20,6 +20,7 @@ from sparkd.core.need import RAISED_THRESHOLD, Need, gib
 from sparkd.core.policy import Floors, Policy
 from sparkd.core.spikes import (
     DEFAULT_BATCHED_TOKENS,
+    DEFAULT_SEQS,
     certainty_bytes,
     step_bytes,
     sure_bytes,
@@ -168,12 +169,20 @@ def _floor_share(value: float) -> float:
 
 
 def lower_batched_tokens(settings: Settings, _need: Need, floors: Floors) -> Step:
-    """Halve the tokens of one step: the activation peak of profiling; costs prefill speed."""
+    """Halve the tokens of one step: the activation peak of profiling; costs prefill speed.
+
+    A step holds a token of each of its requests (vLLM refuses fewer, `config/scheduler.py`): they go down
+    together, to the floor that is reached first.
+    """
     before = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    after = max(before // 2, floors.max_num_batched_tokens)
+    requests = settings.max_num_seqs or DEFAULT_SEQS
+    after = max(before // 2, floors.max_num_batched_tokens, min(requests, floors.max_num_seqs))
     if after >= before:
         return None
-    return replace(settings, max_num_batched_tokens=after), f"batched tokens {before} -> {after}"
+    lowered, said = replace(settings, max_num_batched_tokens=after), f"batched tokens {before} -> {after}"
+    if requests <= after:
+        return lowered, said
+    return replace(lowered, max_num_seqs=after), f"{said}, requests of a step {requests} -> {after}"
 
 
 def halve_above_default(settings: Settings, need: Need, floors: Floors) -> Step:
