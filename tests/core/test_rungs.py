@@ -118,6 +118,17 @@ def test_a_cache_is_pinned_at_what_it_was(settings, cache, pinned) -> None:
     assert rungs.pin_kv(settings, need(settings=settings, known={"kv_cache_bytes": cache})) == pinned
 
 
+@pytest.mark.parametrize(("asked", "pinned"), [(None, 40), (41, 40), (40, 40), (8, 8)])
+def test_a_cache_is_pinned_at_no_more_than_the_operator_asks_for(asked, pinned) -> None:
+    ceiling = None if asked is None else asked * GIB
+    sized = {"known": {"kv_cache_bytes": 40 * GIB}, "ceiling_kv_bytes": ceiling}
+
+    assert rungs.pin_kv(PLAIN, need(**sized)).kv_cache_bytes == pinned * GIB
+    assert rungs.lower_kv(PLAIN, need(1, **sized), FLOORS)[0].kv_cache_bytes == min(
+        pinned * GIB, 40 * GIB - 1
+    )
+
+
 @pytest.mark.parametrize(
     ("free", "total", "then"),
     [
@@ -331,6 +342,15 @@ def test_a_pinned_cache_that_nobody_can_check_is_given_up() -> None:
     assert settings == Settings(gpu_memory_utilization=0.696)
     assert said.endswith("KV cache not of 20.0 GiB but what vLLM's share leaves (weights not known)")
     assert room.fit_free_memory(PLAIN, need(), LOW, FLOORS)[0] == settings
+
+
+def test_a_pinned_cache_that_the_operator_asks_for_is_not_given_up() -> None:
+    """What vLLM's share leaves could be more than he asks for: 37.7 GiB instead of 8."""
+    asked = need(settings=PINNED, ceiling_kv_bytes=20 * GIB)
+
+    settings, _ = room.fit_free_memory(PINNED, asked, LOW, FLOORS)
+
+    assert settings == replace(PINNED, gpu_memory_utilization=0.696)
 
 
 def test_what_smaller_steps_and_fewer_graphs_free_a_pinned_cache_keeps() -> None:
