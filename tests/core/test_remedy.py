@@ -189,6 +189,35 @@ def test_the_emptiest_nodes_memory_counts_where_nobody_is_known() -> None:
     assert not other.memory
 
 
+@pytest.mark.parametrize("guilty", [(), (remedy.NodeMemory("spark-b"),)])
+def test_the_heads_memory_does_not_stand_in_for_a_node_that_tells_nothing_of_its_own(guilty) -> None:
+    """The head had 1 GiB left; of the node on which it was killed nobody knows."""
+    nodes = (remedy.NodeMemory("spark-a", TOTAL, TOTAL - 5 * GIB, GIB), *guilty)
+    killed = replace(diagnosed("killed_unspecified"), node="spark-b")
+    known = facts(nodes=nodes, lowest_available_bytes=GIB, baseline_bytes=TOTAL - 5 * GIB)
+
+    chosen = remedy.choose(killed, known, POLICY, 0.0)
+
+    assert (chosen.memory, chosen.settings) == (False, Settings())
+    assert "unchanged relaunch 1 of 2" in chosen.explanation
+
+
+def test_what_this_node_had_when_the_load_began_says_nothing_of_another() -> None:
+    """Where the head held 30 GiB more than the guilty node, that is no reason to give up cache for it."""
+    nodes = (
+        remedy.NodeMemory("spark-a", TOTAL, TOTAL - 30 * GIB, 8 * GIB),
+        remedy.NodeMemory("spark-b", TOTAL, TOTAL - 4 * GIB, 4 * GIB),
+    )
+
+    def cache(node: str, **more: object) -> int | None:
+        killed = replace(diagnosed("cuda_oom"), node=node)
+        return remedy.choose(killed, facts(nodes=nodes, **more), POLICY, 0.0).settings.kv_cache_bytes
+
+    loading = {"loading_available_bytes": TOTAL - 33 * GIB}
+    assert cache("spark-b", **loading) == cache("spark-b")
+    assert cache("spark-a", **loading) != cache("spark-a")
+
+
 def test_readings_of_another_memory_than_the_diagnosis_speaks_of_are_not_used() -> None:
     """A limit of 119.7 GiB, on a node that measured 23.5: what was available there says nothing."""
     kill = diagnosed(

@@ -71,7 +71,8 @@ class Action(StrEnum):
 class Facts:
     """What a remedy may use beside the diagnosis.
 
-    `causes`: of the earlier failures of this incident; `nodes`: every node's memory, the guilty one's counts.
+    `causes`: of the earlier failures of this incident; `nodes`: every node's memory, this one's first;
+    the guilty one's counts.
     """
 
     settings: Settings
@@ -158,15 +159,22 @@ def _wait_for_others(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: i
 
 
 def _at(facts: Facts, node: str | None) -> Facts:
-    """Return the facts with the memory of the guilty node; where nobody is known, of the emptiest."""
-    known = [n for n in facts.nodes if n.lowest_available_bytes is not None and node in {None, n.node}]
-    if not known:
+    """Return the facts with the memory of the guilty node; where nobody is known, of the emptiest.
+
+    What a guilty node does not tell is unknown: no other node's reading stands in for it.
+    """
+    if not facts.nodes:
         return facts
-    emptiest = min(known, key=lambda n: (n.lowest_available_bytes or 0, n.node))
+    known = [n for n in facts.nodes if n.lowest_available_bytes is not None and node in {None, n.node}]
+    unknown = NodeMemory(node or "")
+    emptiest = min(known, key=lambda n: (n.lowest_available_bytes or 0, n.node), default=unknown)
     return replace(
         facts,
         total_bytes=emptiest.total_bytes or facts.total_bytes,
         baseline_bytes=emptiest.baseline_bytes,
+        loading_available_bytes=facts.loading_available_bytes
+        if emptiest.node == facts.nodes[0].node
+        else None,
         lowest_available_bytes=emptiest.lowest_available_bytes,
     )
 
