@@ -11,7 +11,8 @@ from sim.world import make_policy
 from sparkd.core.invariants import LEAD_RULES, MEMBER_RULES, check
 from sparkd.core.messages import UnitState
 from sparkd.core.records import Times
-from sparkd.core.state import Failure, Incident
+from sparkd.core.remedy import UNDECIDED
+from sparkd.core.state import Failure, Incident, State
 from sparkd.words import Backend, Phase, Settings, Stamp
 
 RULES = (*MEMBER_RULES, *LEAD_RULES)
@@ -105,6 +106,7 @@ BROKEN = {
     "no cause gets more relaunches than its budget": [
         head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 5)),
         head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown"] * 5)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*UNDECIDED, *UNDECIDED[:2])),
         head_state(Phase.FAILING, failure=FAILURE, incident=incident("peer_lost", *["nccl_timeout"] * 5)),
     ],
     "no wait is longer than the operator allows": [
@@ -170,13 +172,17 @@ def test_the_bounds_are_the_operators_also_where_he_asks_for_more_than_a_floor()
     assert check(head_state(settings=Settings()), FLOORED) == ("settings stay within the operator's bounds",)
 
 
-def test_the_budget_is_the_larger_of_the_operators_two() -> None:
-    patient = replace(POLICY, transient_budget=5)
-    failing = head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 6))
+def test_each_account_has_the_operators_own_budget() -> None:
+    def failing(*causes: str, silent: int = 0) -> State:
+        known = replace(incident(*causes), silent=silent)
+        return head_state(Phase.FAILING, failure=FAILURE, incident=known)
 
-    assert check(failing, patient) == ()
-    assert check(failing, replace(POLICY, unknown_unchanged=4)) == ()
-    assert check(failing, POLICY) != ()
+    network, vague = failing(*["nccl_timeout"] * 6), failing("unknown", *["killed_unspecified"] * 5)
+    patient, curious = replace(POLICY, transient_budget=5), replace(POLICY, unknown_unchanged=4)
+
+    assert (check(network, patient), check(vague, curious)) == ((), ())
+    assert check(network, curious) != () != check(vague, patient)
+    assert check(failing("unknown", *["killed_unspecified"] * 5, silent=2), POLICY) == ()
 
 
 def test_every_rule_has_a_state_that_breaks_it() -> None:

@@ -222,7 +222,7 @@ def test_the_tokens_of_a_step_are_halved_down_to_the_floor(before, then) -> None
     ],
 )
 def test_a_step_never_has_fewer_tokens_than_requests(asked, floor, then) -> None:
-    """vLLM refuses to start with fewer; of requests it takes 256 where none are asked for."""
+    """With fewer vLLM refuses to start; of requests it takes 256 where none are asked for."""
     floors = replace(FLOORS, max_num_batched_tokens=floor[0], max_num_seqs=floor[1])
     settings = Settings(max_num_batched_tokens=asked[0], max_num_seqs=asked[1])
 

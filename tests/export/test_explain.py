@@ -61,6 +61,13 @@ def test_it_says_how_many_relaunches_are_left() -> None:
     assert "1 of 3 relaunches for nccl_timeout left until" in explain_text(document, WALL_S)
 
 
+def test_what_nothing_decided_has_one_budget_and_its_own() -> None:
+    spent = (("unknown", NOW - 600.0), ("killed_unspecified", NOW - 60.0), ("unknown", NOW - 7200.0))
+    policy = replace(POLICY, unknown_unchanged=4)
+    document = explain(states.head(Phase.SERVING, spent=spent), policy, NOW)
+    assert document["budget"] == [{"cause": "unknown", "left": 3, "of": 5, "until_s": 3000.0}]
+
+
 def test_who_only_observes_says_so() -> None:
     policy = replace(POLICY, observe_only=True)
     assert "only observes" in said(states.head(Phase.PAUSED), policy)

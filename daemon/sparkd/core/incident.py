@@ -248,6 +248,7 @@ def _apply(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
             incident,
             diagnosis=diagnosis,
             causes=(*incident.causes, diagnosis.cause)[-CAUSES_MAX:],
+            silent=incident.silent + (chosen.memory and diagnosis.cause in remedy.UNDECIDED),
             remedy=chosen.explanation,
             times=times,
         ),

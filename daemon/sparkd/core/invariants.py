@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkd.core.messages import UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.remedy import MEMORY
+from sparkd.core.remedy import MEMORY, account_of, budget_of
 from sparkd.core.state import Coordinator, State
 from sparkd.signals.causes import UNKNOWN
 from sparkd.words import LIVE, Backend, Phase, UnitName
@@ -96,16 +96,15 @@ def _not_again(lead: Coordinator, _state: State, _policy: Policy) -> bool:
 
 
 def _budget_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:
-    """Never more relaunches in a row for one transient cause than the operator allows."""
+    """Never more relaunches in a row for one account than the operator allows, and the failure that ends it.
+
+    What nothing decided and counted as of memory has taken a step of the ladder, which bounds it.
+    """
     if lead.incident is None:
         return True
-    limits = {UNKNOWN: policy.unknown_unchanged + 1}
-    counted = [c for c in lead.incident.causes if c not in MEMORY]
-    return all(
-        counted.count(cause)
-        <= limits.get(cause, max(policy.transient_budget, policy.unknown_unchanged + 1)) + 1
-        for cause in counted
-    )
+    counted = [account_of(cause) for cause in lead.incident.causes if cause not in MEMORY]
+    silent = {UNKNOWN: lead.incident.silent}
+    return all(counted.count(a) <= budget_of(a, policy) + 1 + silent.get(a, 0) for a in counted)
 
 
 def _backoff_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:

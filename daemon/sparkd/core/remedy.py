@@ -13,7 +13,7 @@ from sparkd.core import ladder
 from sparkd.core.need import REFUSALS, Known, gib
 from sparkd.core.policy import Policy
 from sparkd.core.restart import Spent, backoff, spent_on
-from sparkd.signals.causes import cause_info
+from sparkd.signals.causes import UNKNOWN, cause_info
 from sparkd.signals.model import Diagnosis
 from sparkd.words import NO_SIZES, Settings, Sizes
 
@@ -40,7 +40,7 @@ EXHAUSTED_SHARE = 0.01
 """A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
 AT_THE_FLOOR = "every memory setting is at its floor"
 SILENT = "host_memory_pressure"
-UNDECIDED = ("unknown", "killed_unspecified", "engine_dead_unspecified")
+UNDECIDED = (UNKNOWN, "killed_unspecified", "engine_dead_unspecified")
 
 
 PROVEN = 0.9
@@ -111,8 +111,7 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     """Return the remedy for *diagnosis* and its reason."""
     cause = diagnosis.cause
     facts = _comparable(_at(facts, diagnosis.node), diagnosis)
-    # A start that takes longer than the window allows still may not be tried for ever.
-    used = max(spent_on(cause, facts.spent, policy, now), facts.causes.count(cause))
+    used = _used(cause, facts, policy, now)
     if _held_by_others(diagnosis, facts, policy):
         return _wait_for_others(diagnosis, facts, policy, used)
     if cause in MEMORY:
@@ -128,6 +127,35 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     if cause in NCCL and used >= 1:
         return _second_nccl(diagnosis, facts, policy)
     return _relaunch(facts, policy, facts.settings, f"{cause} can pass: relaunch with unchanged settings")
+
+
+def account_of(cause: str) -> str:
+    """Return under which name the relaunches for *cause* are counted: its own, or that of all undecided ones.
+
+    A permanent cause is relaunched only where it is a mere suggestion: then nothing is decided either.
+    """
+    if cause in (*MEMORY, SILENT):
+        return cause
+    return UNKNOWN if cause in UNDECIDED or cause_info(cause).permanent else cause
+
+
+def budget_of(account: str, policy: Policy) -> int:
+    """Return how many relaunches an account allows; those for memory are bounded by the ladder alone."""
+    return policy.unknown_unchanged + 1 if account == UNKNOWN else policy.transient_budget
+
+
+def _used(cause: str, facts: Facts, policy: Policy, now: float) -> int:
+    """Return how many relaunches the account of *cause* has cost.
+
+    A start that takes longer than the window allows still may not be tried for ever.
+    """
+    account = account_of(cause)
+    spent = tuple((account_of(name), at_s) for name, at_s in facts.spent)
+    return max(spent_on(account, spent, policy, now), _accounts(facts.causes).count(account))
+
+
+def _accounts(causes: tuple[str, ...]) -> list[str]:
+    return [account_of(cause) for cause in causes]
 
 
 def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
@@ -235,8 +263,8 @@ def _too_much(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> int:
 
 def _takes_a_step(cause: str, before: tuple[str, ...], policy: Policy) -> bool:
     """Whether a failure after those *before* changed the memory settings: others can pass unchanged."""
-    if cause in UNDECIDED:
-        return before.count(cause) >= policy.unknown_unchanged
+    if account_of(cause) == UNKNOWN:
+        return _accounts(before).count(UNKNOWN) >= policy.unknown_unchanged
     return cause in (*MEMORY, SILENT) or (cause in NCCL and cause in before)
 
 

@@ -192,13 +192,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """From the first signal of trouble to verified recovery or escalation."""
+    """From the first signal of trouble to verified recovery or escalation.
+
+    `silent`: failures that nothing decided and that counted as of memory.
+    """
 
     number: int
     opened_at_s: float
     failures: int = 0
     relaunches: int = 0
     causes: tuple[str, ...] = ()
+    silent: int = 0
     diagnosis: Diagnosis | None = None
     remedy: str = ""
     times: Times | None = None
