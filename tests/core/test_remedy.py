@@ -123,6 +123,32 @@ def test_a_second_nccl_failure_takes_one_memory_step() -> None:
     assert second.settings.kv_cache_bytes < 40 * GIB
 
 
+@pytest.mark.parametrize("second", ["nccl_timeout", "ib_roce_error"])
+def test_a_flapping_cable_costs_one_memory_step_in_all(second) -> None:
+    settings, spent, steps = Settings(), (), []
+    for n, cause in enumerate(("nccl_timeout", second, "nccl_timeout", second)):
+        chosen = remedy.choose(diagnosed(cause), facts(settings, spent=spent), POLICY, float(n))
+        steps.append(chosen.settings != settings)
+        spent = (*spent, (cause, float(n)), *(((chosen.once, float(n)),) if chosen.once else ()))
+        settings = chosen.settings
+
+    assert steps == [False, True, False, False]
+
+
+def test_an_nccl_failure_on_an_exhausted_node_takes_the_step_at_once_and_no_second_one() -> None:
+    timeout, empty = diagnosed("nccl_timeout"), {"lowest_available_bytes": GIB}
+
+    first = remedy.choose(timeout, facts(**empty), POLICY, 0.0)
+    spent = (("nccl_timeout", 0.0), (first.once, 0.0))
+    second = remedy.choose(timeout, facts(first.settings, spent=spent, **empty), POLICY, 1.0)
+
+    assert first.settings.kv_cache_bytes < 40 * GIB
+    assert first.explanation.startswith(
+        "nccl_timeout with only 1.0 GiB available on the node, one memory step"
+    )
+    assert second.settings == first.settings
+
+
 def test_a_passing_cause_changes_nothing_and_ends_with_its_budget() -> None:
     trips = diagnosed("memory_profiling_error", Phase.PROFILING)
 

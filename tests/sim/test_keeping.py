@@ -687,6 +687,20 @@ def test_a_model_that_comes_back_starts_with_what_worked_for_it() -> None:
         assert world.head.state.coordinator.settings == settings
 
 
+def test_a_cable_that_flaps_costs_one_memory_step_across_incidents_and_a_restart() -> None:
+    world = started()
+    seen = []
+    for cause in ("nccl_timeout", "ib_roce_error", "nccl_timeout"):
+        before = world.head.state.coordinator.settings
+        lose(world, cause)
+        world.run_until(serving(world))
+        seen.append(world.head.state.coordinator.settings != before)
+        world.outlives = True
+        world.restart_daemon("spark-a")
+        world.run_until(serving(world))
+    assert seen == [False, True, False]
+
+
 def test_who_only_observes_is_named_as_the_reason() -> None:
     world = World()
     world.nodes["spark-b"].policy = replace(world.nodes["spark-b"].policy, observe_only=True)

@@ -273,6 +273,8 @@ def _follow(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
         escalate(turn, chosen.explanation, chosen.needs, may_pass=_may_pass(diagnosis, chosen))
         return
     spent = restart.spend(diagnosis.cause, turn.lead.spent, turn.policy, turn.now)
+    if chosen.once:
+        spent = restart.spend(chosen.once, spent, turn.policy, turn.now)
     turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s)
     turn.move(Phase.BACKING_OFF, f"{diagnosis.cause}: {chosen.explanation}")
 

@@ -36,6 +36,8 @@ NCCL = (
     "gloo_connect_failure",
     "c10d_connect_timeout",
 )
+NCCL_STEP = "memory_step_for_nccl"
+"""What is noted beside the causes of relaunches (`Facts.spent`) where an NCCL failure has taken its step."""
 EXHAUSTED_SHARE = 0.01
 """A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
 AT_THE_FLOOR = "every memory setting is at its floor"
@@ -96,7 +98,8 @@ class Facts:
 class Remedy:
     """What to change and do.
 
-    `needs`: what only a person can do, when it escalates; `memory`: the failure counts as one of memory.
+    `needs`: what only a person can do, when it escalates; `memory`: the failure counts as one of memory;
+    `once`: the name of a step that is not taken again soon, empty = none.
     """
 
     action: Action
@@ -105,6 +108,7 @@ class Remedy:
     backoff_s: float = 0.0
     needs: str = ""
     memory: bool = False
+    once: str = ""
 
 
 def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Remedy:
@@ -124,8 +128,8 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     if used >= policy.transient_budget:
         text = f"{used} relaunches for {cause} did not help"
         return _escalate(facts, diagnosis, text)
-    if cause in NCCL and used >= 1:
-        return _second_nccl(diagnosis, facts, policy)
+    if cause in NCCL and (why := _asks_for_a_step(cause, facts, policy, now)):
+        return _nccl_step(diagnosis, facts, policy, why)
     return _relaunch(facts, policy, facts.settings, f"{cause} can pass: relaunch with unchanged settings")
 
 
@@ -265,7 +269,7 @@ def _takes_a_step(cause: str, before: tuple[str, ...], policy: Policy) -> bool:
     """Whether a failure after those *before* changed the memory settings: others can pass unchanged."""
     if account_of(cause) == UNKNOWN:
         return _accounts(before).count(UNKNOWN) >= policy.unknown_unchanged
-    return cause in (*MEMORY, SILENT) or (cause in NCCL and cause in before)
+    return cause in (*MEMORY, SILENT) or (cause in NCCL and sum(name in NCCL for name in before) == 1)
 
 
 def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
@@ -299,11 +303,27 @@ def _exhausted(facts: Facts, policy: Policy) -> bool:
     return facts.lowest_available_bytes < policy.guard_floor_bytes + EXHAUSTED_SHARE * facts.total_bytes
 
 
-def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
+def _asks_for_a_step(cause: str, facts: Facts, policy: Policy, now: float) -> str:
+    """Return why an NCCL failure is answered with a step in memory, empty = it is not.
+
+    The network's failures have many names and one cause: one step in all, when they come a second time, or at
+    once where the node was as empty as a kill leaves it.
+    """
+    if spent_on(NCCL_STEP, facts.spent, policy, now):
+        return ""
+    recent = sum(spent_on(name, facts.spent, policy, now) for name in NCCL)
+    if max(recent, sum(name in NCCL for name in facts.causes)) == 1:
+        return f"{cause} again"
+    left = gib(facts.lowest_available_bytes or 0)
+    return f"{cause} with only {left} available on the node" if _exhausted(facts, policy) else ""
+
+
+def _nccl_step(diagnosis: Diagnosis, facts: Facts, policy: Policy, why: str) -> Remedy:
     lowered = _one_step(diagnosis, facts, policy)
     if lowered is None:
-        return _relaunch(facts, policy, facts.settings, f"{diagnosis.cause} again, memory at its floor")
-    return _relaunch(facts, policy, lowered[0], f"{diagnosis.cause} again, one memory step: {lowered[1]}")
+        return _relaunch(facts, policy, facts.settings, f"{why}, memory at its floor")
+    stepped = _relaunch(facts, policy, lowered[0], f"{why}, one memory step: {lowered[1]}")
+    return replace(stepped, once=NCCL_STEP)
 
 
 def _one_step(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> tuple[Settings, str] | None:

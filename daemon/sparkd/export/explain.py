@@ -193,7 +193,7 @@ def _budget(lead: Coordinator, policy: Policy, now: float) -> list[dict[str, Any
     spent = [
         (remedy.account_of(cause), at_s)
         for cause, at_s in lead.spent
-        if at_s > since_s and cause not in remedy.MEMORY
+        if at_s > since_s and cause not in (*remedy.MEMORY, remedy.NCCL_STEP)
     ]
     return [
         {
