@@ -10,6 +10,7 @@ from sim.world import GIB, TOTAL_BYTES, Proc, Sim, World, serving
 from sparkd.core import events as ev
 from sparkd.core.context import context_to_keep
 from sparkd.core.messages import UnitState
+from sparkd.core.policy import Floors
 from sparkd.core.records import (
     IncidentClosed,
     IncidentOpened,
@@ -24,7 +25,7 @@ from sparkd.core.records import (
 from sparkd.core.remedy import Action
 from sparkd.core.state import Remembered, initial
 from sparkd.signals.model import MemorySample
-from sparkd.words import Phase, Settings, UnitName
+from sparkd.words import CudaGraph, Phase, Settings, UnitName
 
 SERVE = UnitName.SERVE
 HOUR_S = 3600.0
@@ -344,6 +345,18 @@ def test_a_boot_after_an_unclean_end_counts_against_the_settings(name: str) -> N
     assert lowered[0].settings_after != lowered[0].settings_before
     assert lowered[0].action == Action.RELAUNCH
     assert world.head.state.coordinator.kept.forgiven == 1
+
+
+def test_settings_at_the_floor_that_took_the_node_down_are_not_launched_again() -> None:
+    floors = Floors(gpu_memory_utilization=0.9, max_num_batched_tokens=2048, eager_allowed=False)
+    world = started(floors=floors, settings=Settings(cudagraph=CudaGraph.REDUCED))
+    rebooted(world, "spark-a")
+    world.run_for(60)
+
+    assert world.phase is Phase.ESCALATED
+    assert not world.nodes["spark-a"].procs
+    assert "every memory setting is at its floor" in world.records(PhaseChanged)[-1].reason
+    assert world.head.state.coordinator.needs.startswith("Lower the floors")
 
 
 def test_the_same_unclean_end_is_counted_once() -> None:

@@ -26,8 +26,7 @@ def admit(turn: Turn) -> bool:
         needs = f"find out why {node} goes down ({turn.lead.unclean} times in a row); then: sparkctl start"
         incident.escalate(turn, reason, needs)
         return False
-    _step_down(turn, node, reason)
-    return True
+    return _step_down(turn, node, reason)
 
 
 def _newest(turn: Turn) -> tuple[str, int]:
@@ -37,7 +36,11 @@ def _newest(turn: Turn) -> tuple[str, int]:
     return max(found, key=lambda entry: entry[1])
 
 
-def _step_down(turn: Turn, node: str, reason: str) -> None:
+def _step_down(turn: Turn, node: str, reason: str) -> bool:
+    """Take one step in memory; return whether a launch may follow. Where the ladder ends, a person is needed.
+
+    The same settings again could cost the node's power once more.
+    """
     lead = turn.lead
     assumed = Diagnosis("uma_host_exhaustion", None, node, False, 1.0, reason)
     case = incident.case_of(turn, Evidence(), 1)
@@ -50,7 +53,7 @@ def _step_down(turn: Turn, node: str, reason: str) -> None:
             incident=number,
             generation=turn.lead.forgiven,
             diagnosis=known,
-            action=remedy.Action.RELAUNCH,
+            action=chosen.action,
             explanation=text,
             settings_before=lead.settings,
             settings_after=chosen.settings,
@@ -58,7 +61,11 @@ def _step_down(turn: Turn, node: str, reason: str) -> None:
             times=Times(detected_s=turn.now, decided_s=turn.now),
         )
     )
+    if chosen.action is remedy.Action.ESCALATE:
+        incident.escalate(turn, f"{reason}; {text}", chosen.needs)
+        return False
     if chosen.settings != lead.settings:
         turn.note(SettingsAdopted(settings=chosen.settings, reason=text))
         turn.set_lead(settings=chosen.settings, trial=False)
         incident.give_up(turn, lead.settings)
+    return True
