@@ -358,6 +358,8 @@ def test_the_nodes_that_leak_are_named() -> None:
     assert leaking(turn_of(head_state(member={"leaking": True}))) == (HEAD,)
     assert leaking(turn_of(head_state(peer=worker_seen(status_of_worker(leaking=True))))) == (WORKER,)
     assert leaking(turn_of(head_state(peer=Peer(WORKER)))) == ()
+    retained = worker_seen(status_of_worker(leaking=True), fresh=False)
+    assert leaking(turn_of(head_state(peer=retained))) == ()
 
 
 # -- Ray's table ---------------------------------------------------------------------------------

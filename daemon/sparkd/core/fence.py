@@ -152,11 +152,14 @@ def unanswered(turn: Turn) -> tuple[str, ...]:
 
 
 def unkillable(turn: Turn) -> tuple[str, ...]:
-    """Return the nodes on which processes survive SIGKILL: only a reboot helps."""
+    """Return the nodes on which processes survive SIGKILL: only a reboot helps.
+
+    A retained word may be of before that reboot: it only informs.
+    """
     own = any(unit.state is UnitState.UNKILLABLE for unit in turn.member.units)
     peers = [
         peer.node
         for peer in turn.state.peers
-        if peer.status and any(u.state is UnitState.UNKILLABLE for u in peer.status.units)
+        if peer.status and peer.fresh and any(u.state is UnitState.UNKILLABLE for u in peer.status.units)
     ]
     return tuple(([turn.state.node] if own else []) + peers)
