@@ -11,9 +11,10 @@ from dataclasses import replace
 from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
 from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, UnitState
-from sparkd.core.records import MemberRan, MemberRested, UnitChanged
+from sparkd.core.records import MemberRan, MemberRested, MemoryNotBack, UnitChanged
 from sparkd.core.state import Unit
 from sparkd.core.turn import Turn
+from sparkd.signals.model import MemorySample
 from sparkd.words import ENGINE, Phase, UnitName
 
 LEAVING_PATIENCE_S = 6.0
@@ -206,10 +207,23 @@ def _note_memory_back(turn: Turn) -> None:
     member = turn.member
     if member.fenced_generation >= member.emptied_generation or member.emptied_at_s is None:
         return
-    deadline_s = member.emptied_at_s + turn.policy.memory_release_s
-    if _memory_is_back(turn) or turn.due(deadline_s):
-        turn.set_member(fenced_generation=member.emptied_generation)
-        _rest(turn, member.emptied_generation)
+    back = _memory_is_back(turn)
+    if not back and not turn.due(member.emptied_at_s + turn.policy.memory_release_s):
+        return
+    if not back:
+        _tell_not_back(turn)
+    turn.set_member(fenced_generation=member.emptied_generation)
+    _rest(turn, member.emptied_generation)
+
+
+def _tell_not_back(turn: Turn) -> None:
+    """The wait is over: the fence is answered, but not with what was not measured."""
+    member = turn.member
+    before, sample = _available_before(turn), _sample_since(turn)
+    lacking = None if before is None or sample is None else before - sample.available_bytes
+    generation = member.emptied_generation
+    turn.set_member(unreleased_generation=generation)
+    turn.note(MemoryNotBack(generation, turn.policy.memory_release_s, lacking))
 
 
 def _rest(turn: Turn, generation: int) -> None:
@@ -220,13 +234,27 @@ def _rest(turn: Turn, generation: int) -> None:
 
 
 def _memory_is_back(turn: Turn) -> bool:
-    member = turn.member
-    if member.baseline_bytes is None:
+    """Whether it was measured back. What was there before a start is unknown where nobody had measured."""
+    if not turn.member.ran:
         return True  # nothing was started here
-    sample = member.memory
-    if sample is None or member.emptied_at_s is None or sample.at_s < member.emptied_at_s:
+    before, sample = _available_before(turn), _sample_since(turn)
+    if before is None or sample is None:
         return False
-    return sample.available_bytes >= member.baseline_bytes - turn.policy.memory_tolerance_bytes
+    return sample.available_bytes >= before - turn.policy.memory_tolerance_bytes
+
+
+def _available_before(turn: Turn) -> int | None:
+    """Return what was available before the newest start, of an earlier daemon, too; None = unknown."""
+    member = turn.member
+    if member.baseline_bytes is not None or not member.returned:
+        return member.baseline_bytes
+    return member.returned[-1]
+
+
+def _sample_since(turn: Turn) -> MemorySample | None:
+    """Return the newest reading, None where it is of before the end."""
+    sample, since_s = turn.member.memory, turn.member.emptied_at_s
+    return sample if sample is not None and since_s is not None and sample.at_s >= since_s else None
 
 
 def _check_model(turn: Turn) -> None:

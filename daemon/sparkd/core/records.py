@@ -217,6 +217,18 @@ class MemberRested:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryNotBack:
+    """A dead generation's memory was not measured back on this node in time; the fence is answered without.
+
+    `lacking_bytes`: how much less than before its start is available, None = unknown.
+    """
+
+    generation: int
+    waited_s: float
+    lacking_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """A generation answered a real generation correctly."""
 
@@ -248,6 +260,7 @@ Record = (
     | KeptChanged
     | MemberRan
     | MemberRested
+    | MemoryNotBack
     | Verified
     | InvariantBroken
 )

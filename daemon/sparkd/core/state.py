@@ -86,7 +86,8 @@ class Member:
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
     something was started and has not rested since; `unclean_generation`: what ran here when an earlier boot
     ended without rest, 0 = nothing; `returned`:
-    memory available before each of the last starts, bytes; `leaking`: it falls with every one.
+    memory available before each of the last starts, bytes; `leaking`: it falls with every one;
+    `unreleased_generation`: as in `MemberStatus`.
     """
 
     intent: Intent | None = None
@@ -99,6 +100,7 @@ class Member:
     emptied_at_s: float | None = None
     emptied_generation: int = 0
     fenced_generation: int = 0
+    unreleased_generation: int = 0
     draining_generation: int = 0
     drained_generation: int = 0
     memory: MemorySample | None = None

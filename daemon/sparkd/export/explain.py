@@ -60,6 +60,9 @@ def explain(state: State, policy: Policy, now: float) -> dict[str, Any]:
         "left_s": None if wait.left_s is None else max(0.0, wait.left_s),
         "then": wait.then,
         "if_memory": _if_memory(turn) if lead.phase in LIVE else None,
+        "memory_not_back": [
+            {"node": node, "generation": last} for node, last in fence.memory_not_back(state)
+        ],
         "budget": _budget(lead, policy, now),
         "needs": lead.needs,
     }

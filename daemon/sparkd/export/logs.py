@@ -18,6 +18,7 @@ from sparkd.core.records import (
     KeptChanged,
     MemberRan,
     MemberRested,
+    MemoryNotBack,
     MessageDropped,
     PeerChanged,
     PhaseChanged,
@@ -139,8 +140,8 @@ def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
             return logging.INFO if there else logging.WARNING, _EVENTS[type(record)], asdict(record)
         case StampAdvanced(seen=seen):
             return logging.INFO, "stamp_advanced", asdict(seen)
-        case IncidentOpened():
-            return logging.WARNING, "incident_opened", asdict(record)
+        case IncidentOpened() | MemoryNotBack():
+            return logging.WARNING, _EVENTS[type(record)], asdict(record)
         case Remedied():
             return logging.WARNING, "remedied", _remedied(record)
         case IncidentClosed():
@@ -166,6 +167,8 @@ _EVENTS: dict[type[Any], str] = {
     KeptChanged: "kept_changed",
     MemberRan: "member_ran",
     MemberRested: "member_rested",
+    IncidentOpened: "incident_opened",
+    MemoryNotBack: "memory_not_back",
 }
 
 
