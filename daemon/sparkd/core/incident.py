@@ -15,11 +15,12 @@ from sparkd.core.phases import is_forward
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, NEVER_BEFORE_S, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
+from sparkd.core.unstarted import cause_of
 from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit, Work
 from sparkd.signals.precedence import OWN_SOURCE
 from sparkd.signals.survive import ends_at_once
-from sparkd.words import ENGINE, LIVE, Phase, Settings
+from sparkd.words import ENGINE, LIVE, Phase, Settings, UnitName
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:
@@ -71,7 +72,15 @@ def note_exit(turn: Turn, exit_: UnitExit) -> None:
         fail(turn, f"{exit_.node}: {exit_.unit} ended ({_how(exit_)})", (exit_,))
 
 
+def note_unstarted(turn: Turn, node: str, unit: UnitName, reason: str) -> None:
+    """What could not be started has not ended: its node's word of why is the evidence."""
+    text = f"{unit} could not be started: {reason}"
+    observe_failure(turn, "observed_start_failed", cause_of(reason), text, node=node)
+
+
 def _how(exit_: UnitExit) -> str:
+    if exit_.signal is None and exit_.code is None:
+        return "how is not known"
     return f"killed with signal {exit_.signal}" if exit_.signal is not None else f"exit code {exit_.code}"
 
 
