@@ -33,7 +33,6 @@ from sparkd.core.membership import (
     lost_nodes,
     missing,
     refusal,
-    statuses,
     unproven,
 )
 from sparkd.core.messages import UnitState, UnitStatus
@@ -281,13 +280,6 @@ def test_the_end_of_a_presence_is_a_deadline() -> None:
     is_present(turn, turn.state.peers[0])
 
     assert min(turn.wakes) == NOW + 10.0
-
-
-def test_only_those_who_are_present_are_listed() -> None:
-    state = head_state()
-
-    assert statuses(turn_of(state)) == ((WORKER, status_of_worker()),)
-    assert statuses(turn_of(state, NOW + 10.0)) == ()
 
 
 # -- what a launch waits for ---------------------------------------------------------------------

@@ -235,8 +235,3 @@ def lost_nodes(observed: MembershipObserved | None, policy: Policy) -> tuple[str
         return ()
     alive = {node.address for node in observed.nodes if node.alive}
     return tuple(name for name, address in policy.nodes if address not in alive)
-
-
-def statuses(turn: Turn) -> tuple[tuple[str, MemberStatus], ...]:
-    """Return (node, status) of the peers that are present."""
-    return tuple((p.node, p.status) for p in turn.state.peers if p.status is not None and is_present(turn, p))

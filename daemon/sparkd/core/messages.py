@@ -110,7 +110,6 @@ class MemberStatus:
         ready: what must be there before a launch is there; None = not checked yet; not_ready: why not.
         leaving: this daemon is going to stop its member.
         available_bytes, total_bytes, pressure_percent: the node's memory, None = unknown.
-        broker: what this node's session with the broker is ("connected"); informs.
     """
 
     node: str
