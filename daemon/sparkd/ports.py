@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sparkd.core.beginning import Remembered
 from sparkd.core.events import (
     CanaryAnswered,
     EngineObserved,
@@ -19,7 +20,6 @@ from sparkd.core.events import (
 )
 from sparkd.core.messages import GuardSeen, IncidentNotice, Intent, MemberStatus, Report, Telemetry
 from sparkd.core.records import Record
-from sparkd.core.state import Remembered
 from sparkd.engines.model import Rendered
 from sparkd.signals.model import MemorySample, Signal
 from sparkd.words import Phase, UnitName

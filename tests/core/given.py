@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from sim.world import make_policy
+from sparkd.core.beginning import Remembered, initial
 from sparkd.core.messages import Intent, MemberStatus, UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.state import Coordinator, Member, Peer, Remembered, State, Unit, Watch, initial
+from sparkd.core.state import Coordinator, Member, Peer, State, Unit, Watch
 from sparkd.core.turn import Turn
 from sparkd.words import Phase, Settings, Stamp, UnitName
 

@@ -126,6 +126,20 @@ def test_what_no_evidence_decides(cause) -> None:
     )
 
 
+def test_what_no_evidence_decides_has_one_budget_whatever_it_looks_like() -> None:
+    """Two unchanged relaunches and one memory step in all; a permanent cause that is only suggested, too."""
+    names = (*remedy.UNDECIDED, "disk_full") * 3
+    for looks in (names, names[1:], names[3:]):
+        seen, settings = [], Settings()
+        for n, cause in enumerate(looks[:4]):
+            suggested = replace(diagnosed(cause), confidence=0.6)
+            for known in ({"causes": looks[:n]}, {"spent": tuple((name, 0.0) for name in looks[:n])}):
+                found = chosen(suggested, facts(settings, **known))
+                seen.append((found.action, found.settings == settings))
+            settings = found.settings
+        assert seen == [(GO, True)] * 4 + [(GO, False)] * 2 + [(STOP, True)] * 2
+
+
 def test_an_exhausted_node_at_the_floor_needs_a_person() -> None:
     found = chosen(diagnosed(EXHAUSTED), facts(FLOOR, lowest_available_bytes=GIB))
 
@@ -146,7 +160,8 @@ def test_exhausted_nodes_before_count_as_failures_of_memory_and_others_do_not() 
     ("causes", "times"),
     [
         ((), 0),
-        (("peer_lost", "disk_full", "nccl_timeout", "unknown", "unknown"), 0),
+        (("peer_lost", "nccl_timeout", "unknown", "unknown"), 0),
+        (("disk_full", "unknown", "unknown"), 1),
         (("cuda_oom",), 1),
         (("peer_lost", "cuda_oom"), 1),
         (("cuda_oom", "peer_lost"), 1),
@@ -154,9 +169,10 @@ def test_exhausted_nodes_before_count_as_failures_of_memory_and_others_do_not() 
         (("kv_cache_too_small",), 1),
         (("cuda_oom", "kv_cache_too_small"), 1),
         (("nccl_timeout", "nccl_timeout"), 1),
-        (("nccl_timeout", "nccl_remote_error"), 0),
+        (("nccl_timeout", "nccl_remote_error"), 1),
+        (("nccl_timeout", "nccl_timeout", "nccl_timeout"), 1),
         (("unknown",) * 3, 1),
-        (("unknown", "unknown", "killed_unspecified"), 0),
+        (("unknown", "unknown", "killed_unspecified"), 1),
     ],
 )
 def test_a_kill_after_the_first_step_shows_that_typical_amounts_were_too_small(causes, times) -> None:

@@ -199,3 +199,10 @@ def test_nodes_with_processes_that_survive_sigkill_are_named() -> None:
     assert unkillable(fencing({"units": theirs})) == (WORKER,)
     assert unkillable(fencing({"units": theirs[:1]}, {"units": stuck})) == (HEAD,)
     assert unkillable(turn_of(head_state(peer=replace(worker_seen(), status=None)))) == ()
+
+
+def test_a_retained_word_of_what_survives_sigkill_may_be_of_before_the_reboot() -> None:
+    theirs = status_of_worker(units=(UnitStatus(SERVE, 7, UnitState.UNKILLABLE),))
+
+    assert unkillable(turn_of(head_state(peer=worker_seen(theirs, fresh=False)))) == ()
+    assert unkillable(turn_of(head_state(peer=worker_seen(theirs)))) == (WORKER,)

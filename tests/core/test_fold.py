@@ -192,6 +192,7 @@ def test_a_unit_that_starts_runs_with_its_pid() -> None:
         (unit(state=UnitState.GONE), ev.UnitUnkillable(SERVE, 7, (5,))),
         (unit(), ev.UnitUnkillable(SERVE, 6, (5,))),
         (unit(), ev.UnitStartFailed(SERVE, 6, "no such file")),
+        (unit(state=UnitState.GONE), ev.UnitStartFailed(SERVE, 7, "no such file")),
         (unit(ordered=True), ev.UnitStoppedByHand(SERVE, 7)),
         (unit(), ev.UnitStoppedByHand(SERVE, 6)),
     ],
@@ -247,16 +248,60 @@ def test_a_unit_stopped_by_hand_was_ordered_by_a_person() -> None:
     assert turn.records == [UnitChanged(SERVE, 7, UnitState.RUNNING, "stopped by hand")]
 
 
-def test_a_unit_that_could_not_be_started_is_gone_and_proves_a_broken_installation() -> None:
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("no such file", "broken_install"),
+        ("[Errno 2] systemd has no sparkd-serve.service: type sudo sparkctl install", "broken_install"),
+        ("[Errno 8] sparkd-serve.service: its start ended with exit-code (203)", "broken_install"),
+        ("[Errno 5] sparkd-serve.service: /opt/vllm: No such file or directory", "broken_install"),
+        ("[Errno 13] Permission denied: '/var/log/sparkd/7'", "permission_denied"),
+        ("[Errno 28] No space left on device", "disk_full"),
+        ("[Errno 11] Resource temporarily unavailable", "unknown"),
+        ("[Errno 16] an earlier serve is not empty", "unknown"),
+        ("[Errno 17] serve of generation 7 has been started before", "unknown"),
+        ("[Errno 5] sparkd-serve.service: its start ended with timeout (0)", "unknown"),
+        ("the bus did not answer", "unknown"),
+    ],
+)
+def test_a_unit_that_could_not_be_started_may_live_and_its_error_says_what_it_can(reason, cause) -> None:
     state = head_state(Phase.FORMING, member={"units": (STARTING,)})
 
-    turn, now = one(STARTING, ev.UnitStartFailed(SERVE, 7, "no such file"), state)
+    turn, now = one(STARTING, ev.UnitStartFailed(SERVE, 7, reason), state)
 
-    assert now == replace(STARTING, state=UnitState.GONE, reason="no such file", since_s=NOW)
-    assert turn.records[0] == UnitChanged(SERVE, 7, UnitState.GONE, "no such file")
-    proof = own("observed_start_failed", "broken_install", "serve could not be started: no such file")
+    assert now == replace(STARTING, state=UnitState.EXITED, reason=reason, since_s=NOW)
+    assert turn.records[0] == UnitChanged(SERVE, 7, UnitState.EXITED, reason)
+    proof = own("observed_start_failed", cause, f"serve could not be started: {reason}")
     assert turn.lead.recent == (proof,)
     assert turn.lead.phase is Phase.FAILING
+
+
+@pytest.mark.parametrize("state", [UnitState.STOPPING, UnitState.UNKILLABLE])
+def test_a_start_that_fails_while_it_is_being_ended_is_still_being_ended(state) -> None:
+    turn, now = one(unit(state=state), ev.UnitStartFailed(SERVE, 7, "x"))
+
+    assert now == unit(state=state)
+    assert turn.lead.recent == (own("observed_start_failed", "unknown", "serve could not be started: x"),)
+
+
+@pytest.mark.parametrize(
+    ("about", "failed"),
+    [((), True), ((SERVE, 7), True), ((SERVE, 6), False), ((RAY, 7), False)],
+)
+def test_a_start_without_an_outcome_is_one_that_failed(about, failed) -> None:
+    """One of an earlier generation whose deadline passes later says nothing of this one's."""
+    state = head_state(Phase.FORMING, member={"units": (STARTING,)})
+
+    turn, now = one(STARTING, ev.CommandFailed("StartUnit", "TimeoutError: ", *about), state)
+
+    text = "serve could not be started: TimeoutError: "
+    assert (now.state is UnitState.EXITED) is failed
+    assert turn.lead.recent == ((own("observed_start_failed", "unknown", text),) if failed else ())
+    assert (turn.lead.phase is Phase.FAILING) is failed
+
+
+def test_a_start_that_came_up_is_not_undone_by_its_deadline() -> None:
+    assert one(unit(), ev.CommandFailed("StartUnit", "TimeoutError: ", SERVE, 7))[1] == unit()
 
 
 # -- what was dead before anything was ended -----------------------------------------------------

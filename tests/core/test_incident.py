@@ -672,10 +672,16 @@ def test_so_many_unclean_ends_in_a_row_and_nothing_is_started() -> None:
     )
 
 
-def test_settings_at_their_floor_are_not_given_up_for_an_unclean_end() -> None:
+def test_at_the_floor_an_unclean_end_needs_a_person() -> None:
+    """The same settings again could take the node down once more; nothing of them is given up."""
     floor = Settings(gpu_memory_utilization=0.5, max_num_batched_tokens=512)
 
     turn, may = admitted(own=7, settings=floor)
 
-    assert (may, turn.lead.settings, turn.lead.failed) == (True, floor, ())
+    (remedied,) = kinds(turn, Remedied)
+    assert (may, turn.lead.phase, turn.lead.settings, turn.lead.failed) == (False, Phase.ESCALATED, floor, ())
+    assert (remedied.action, remedied.settings_after) == (Action.ESCALATE, floor)
+    assert remedied.explanation == "counts as a memory failure: every memory setting is at its floor"
+    assert turn.lead.needs.startswith("Lower the floors")
+    assert (turn.lead.retry_at_s, turn.lead.incident) == (None, None)
     assert kinds(turn, SettingsAdopted) == []

@@ -11,6 +11,7 @@ from sim.world import make_policy
 from sparkd.core.invariants import LEAD_RULES, MEMBER_RULES, check
 from sparkd.core.messages import UnitState
 from sparkd.core.records import Times
+from sparkd.core.remedy import UNDECIDED
 from sparkd.core.state import Failure, Incident
 from sparkd.signals.model import Diagnosis
 from sparkd.words import Backend, CudaGraph, Phase, Settings, Stamp
@@ -58,12 +59,6 @@ HOLDS = {
     ),
     "unknown, twice unchanged and a memory step": head_state(
         Phase.FAILING, failure=FAILURE, incident=incident("unknown", "killed_unspecified", "unknown")
-    ),
-    "what nothing decides on an empty node counts as memory": head_state(
-        Phase.FAILING,
-        failure=FAILURE,
-        incident=incident(*["unknown"] * 4),
-        failed=(Settings(gpu_memory_utilization=0.89),),
     ),
     "a permanent cause that is only suggested": head_state(
         Phase.BACKING_OFF, incident=judged("bad_cli_argument", 0.6, *["bad_cli_argument"] * 3)
@@ -133,7 +128,7 @@ BROKEN = {
     "settings that failed for memory are not tried again": [head_state(failed=(Settings(),))],
     "no cause gets more relaunches than its budget": [
         head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["nccl_timeout"] * 4)),
-        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["unknown", "killed_unspecified"] * 2)),
+        head_state(Phase.FAILING, failure=FAILURE, incident=incident(*UNDECIDED, UNDECIDED[0])),
         head_state(Phase.FAILING, failure=FAILURE, incident=incident("peer_lost", *["nccl_timeout"] * 4)),
         head_state(Phase.FAILING, failure=FAILURE, incident=incident(*["bad_cli_argument"] * 4)),
     ],

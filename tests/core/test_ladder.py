@@ -174,6 +174,18 @@ def test_a_cache_of_fixed_size_is_given_up_where_nobody_knows_the_weights() -> N
     assert read.kv_cache_bytes is not None
 
 
+def test_no_step_makes_the_cache_larger_than_the_operator_asks_for() -> None:
+    asked = Settings(kv_cache_bytes=8 * GIB)
+    policy = replace(POLICY, settings=asked)
+    killed = diagnosed("ray_oom_kill", Phase.CAPTURING_GRAPHS, used_bytes=113.8 * GIB, total_bytes=TOTAL)
+
+    refused = step(LOW, known(asked), policy)[0]
+    unpinned = replace(refused, kv_cache_bytes=None)  # as an earlier version left it
+
+    assert refused.kv_cache_bytes == 8 * GIB
+    assert step(killed, known(unpinned, kv_cache_bytes=40 * GIB), policy)[0].kv_cache_bytes <= 8 * GIB
+
+
 def test_an_even_part_of_the_files_stands_for_the_weights_until_they_are_loaded() -> None:
     knows = known(sizes=Sizes(checkpoint_bytes=120 * GIB))
 

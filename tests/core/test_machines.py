@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sim.world import TOTAL_BYTES, make_policy
 from sparkd.core import commands as co
 from sparkd.core import events as ev
+from sparkd.core.beginning import Remembered, initial
 from sparkd.core.messages import Intent
 from sparkd.core.records import InvariantBroken
 from sparkd.core.restart import backoff, jittered, spend, spent_on
-from sparkd.core.state import Remembered, initial
 from sparkd.core.step import step
 from sparkd.signals.model import MemorySample
 from sparkd.words import GIB, Phase, Settings, Stamp, UnitName

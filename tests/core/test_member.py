@@ -11,7 +11,7 @@ from sparkd.core import member as m
 from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit, StopUnit, SweepLeftovers
 from sparkd.core.events import MembershipObserved
 from sparkd.core.messages import Telemetry, UnitState
-from sparkd.core.records import MemberRan, MemberRested, UnitChanged
+from sparkd.core.records import MemberRan, MemberRested, MemoryNotBack, UnitChanged
 from sparkd.core.state import Unit
 from sparkd.signals.model import MemorySample
 from sparkd.words import ENGINE, GIB, Phase, Settings, Stamp
@@ -314,13 +314,19 @@ EMPTY = {
     "emptied_at_s": NOW - 2.0,
     "fenced_generation": 6,
     "baseline_bytes": 50 * GIB,
+    "ran": True,
 }
 
 
 @pytest.mark.parametrize(
     ("member", "now", "back"),
     [
-        ({"baseline_bytes": None}, NOW, True),
+        ({"baseline_bytes": None, "memory": MemorySample(NOW, 49 * GIB, 1)}, NOW, False),
+        (
+            {"baseline_bytes": None, "returned": (60, 50 * GIB), "memory": MemorySample(NOW, 49 * GIB, 1)},
+            NOW,
+            True,
+        ),
         ({"memory": MemorySample(NOW, 49 * GIB, 1)}, NOW, True),
         ({"memory": MemorySample(NOW, 49 * GIB - 1, 1)}, NOW, False),
         ({"memory": MemorySample(NOW - 2.0, 49 * GIB, 1)}, NOW, True),
@@ -328,22 +334,48 @@ EMPTY = {
         ({}, NOW, False),
         ({}, NOW + 2.999, False),
         ({}, NOW + 3.0, True),
-        ({"emptied_at_s": None, "baseline_bytes": None}, NOW, False),
+        ({"emptied_at_s": None}, NOW, False),
     ],
 )
 def test_memory_is_back_when_it_was_measured_or_waited_for_long_enough(member, now, back) -> None:
-    turn = decided(now, **{**EMPTY, "returned": (3,), "ran": True, **member})
+    turn = decided(now, **{**EMPTY, **member})
 
     assert turn.member.fenced_generation == (7 if back else 6)
-    assert [r for r in turn.records if isinstance(r, MemberRested)] == (
-        [MemberRested(7, (3,))] if back else []
-    )
+    rested = [MemberRested(7, turn.member.returned)] if back else []
+    assert [r for r in turn.records if isinstance(r, MemberRested)] == rested
     assert turn.member.ran is not back
 
 
+@pytest.mark.parametrize(
+    ("member", "lacking"),
+    [
+        ({}, None),
+        ({"memory": MemorySample(NOW - 2.001, 40 * GIB, 1)}, None),
+        ({"memory": MemorySample(NOW, 40 * GIB, 1)}, 10 * GIB),
+        ({"memory": MemorySample(NOW, 40 * GIB, 1), "baseline_bytes": None}, None),
+        (
+            {"memory": MemorySample(NOW, 40 * GIB, 1), "baseline_bytes": None, "returned": (41 * GIB + 1,)},
+            GIB + 1,
+        ),
+    ],
+)
+def test_a_wait_for_memory_that_is_over_is_an_answer_of_its_own(member, lacking) -> None:
+    turn = decided(NOW + 3.0, **{**EMPTY, **member})
+
+    assert (turn.member.fenced_generation, turn.member.unreleased_generation) == (7, 7)
+    assert [r for r in turn.records if isinstance(r, MemoryNotBack)] == [MemoryNotBack(7, 5.0, lacking)]
+
+
+def test_memory_that_was_measured_back_is_not_called_missing() -> None:
+    turn = decided(NOW + 3.0, **{**EMPTY, "memory": MemorySample(NOW, 49 * GIB, 1)})
+
+    assert (turn.member.fenced_generation, turn.member.unreleased_generation) == (7, 0)
+    assert not [r for r in turn.records if isinstance(r, MemoryNotBack)]
+
+
 def test_what_did_not_run_does_not_rest_and_an_answer_is_given_once() -> None:
-    idle = decided(**{**EMPTY, "baseline_bytes": None})
-    done = decided(**{**EMPTY, "fenced_generation": 7, "baseline_bytes": None, "ran": True})
+    idle = decided(**{**EMPTY, "baseline_bytes": None, "ran": False})
+    done = decided(**{**EMPTY, "fenced_generation": 7, "baseline_bytes": None})
 
     assert (idle.records, idle.member.fenced_generation) == ([], 7)
     assert (done.records, done.member.ran) == ([], True)

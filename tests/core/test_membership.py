@@ -33,7 +33,6 @@ from sparkd.core.membership import (
     lost_nodes,
     missing,
     refusal,
-    statuses,
     unproven,
 )
 from sparkd.core.messages import UnitState, UnitStatus
@@ -283,13 +282,6 @@ def test_the_end_of_a_presence_is_a_deadline() -> None:
     assert min(turn.wakes) == NOW + 10.0
 
 
-def test_only_those_who_are_present_are_listed() -> None:
-    state = head_state()
-
-    assert statuses(turn_of(state)) == ((WORKER, status_of_worker()),)
-    assert statuses(turn_of(state, NOW + 10.0)) == ()
-
-
 # -- what a launch waits for ---------------------------------------------------------------------
 
 GONE = UnitStatus(SERVE, 7, UnitState.GONE)
@@ -358,6 +350,8 @@ def test_the_nodes_that_leak_are_named() -> None:
     assert leaking(turn_of(head_state(member={"leaking": True}))) == (HEAD,)
     assert leaking(turn_of(head_state(peer=worker_seen(status_of_worker(leaking=True))))) == (WORKER,)
     assert leaking(turn_of(head_state(peer=Peer(WORKER)))) == ()
+    retained = worker_seen(status_of_worker(leaking=True), fresh=False)
+    assert leaking(turn_of(head_state(peer=retained))) == ()
 
 
 # -- Ray's table ---------------------------------------------------------------------------------

@@ -39,6 +39,21 @@ def test_a_move_that_the_table_does_not_know_raises() -> None:
         check_move(Phase.FORMING, Phase.SERVING)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Phase.IDLE, Phase.STOPPED),
+        (Phase.BACKING_OFF, Phase.ESCALATED),
+        (Phase.PAUSED, Phase.FAILING),
+        (Phase.PAUSED, Phase.FENCING),
+    ],
+)
+def test_what_no_rule_does_is_not_allowed(before: Phase, after: Phase) -> None:
+    """A stop takes its order, a wait ends in a try, and a pause changes nothing."""
+    with pytest.raises(IllegalTransitionError):
+        check_move(before, after)
+
+
 def test_an_engine_phase_may_be_followed_by_every_later_one_and_none_before() -> None:
     moves = phases._engine_moves()
     ends = (Phase.VERIFYING, Phase.FAILING, Phase.FENCING, Phase.STOPPING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.given import NOW, turn_of, worker_state
 from sparkd.core import release
-from sparkd.core.records import MemoryKept
+from sparkd.core.records import MemoryNotBack
 from sparkd.signals.model import MemorySample
 from sparkd.words import GIB
 
@@ -19,6 +19,8 @@ def asked(available: float, *, ended_s: float, rose_s: float = 100.0):
     member = {
         "baseline_bytes": BEFORE,
         "memory": sample,
+        "ran": True,
+        "emptied_at_s": NOW - ended_s,
         "emptied_generation": 7,
         "rose_bytes": sample.available_bytes,
         "rose_at_s": NOW - rose_s,
@@ -41,7 +43,7 @@ def test_less_is_waited_for_until_the_deadline_though_nothing_moves() -> None:
 def test_what_has_stopped_coming_at_the_deadline_is_said_with_what_is_missing() -> None:
     turn, over = asked(100.0, ended_s=30.0)
     assert over
-    assert turn.records == [MemoryKept(7, 15 * GIB, waited_s=30.0)]
+    assert turn.records == [MemoryNotBack(7, 30.0, 15 * GIB)]
 
 
 def test_what_still_comes_at_the_deadline_is_waited_for() -> None:

@@ -118,6 +118,32 @@ def test_a_second_nccl_failure_takes_one_memory_step() -> None:
     assert second.settings.kv_cache_bytes < 40 * GIB
 
 
+@pytest.mark.parametrize("second", ["nccl_timeout", "ib_roce_error"])
+def test_a_flapping_cable_costs_one_memory_step_in_all(second) -> None:
+    settings, spent, steps = Settings(), (), []
+    for n, cause in enumerate(("nccl_timeout", second, "nccl_timeout", second)):
+        chosen = remedy.choose(diagnosed(cause), facts(settings, spent=spent), POLICY, float(n))
+        steps.append(chosen.settings != settings)
+        spent = (*spent, (cause, float(n)), *(((chosen.once, float(n)),) if chosen.once else ()))
+        settings = chosen.settings
+
+    assert steps == [False, True, False, False]
+
+
+def test_an_nccl_failure_on_an_exhausted_node_takes_the_step_at_once_and_no_second_one() -> None:
+    timeout, empty = diagnosed("nccl_timeout"), {"lowest_available_bytes": GIB}
+
+    first = remedy.choose(timeout, facts(**empty), POLICY, 0.0)
+    spent = (("nccl_timeout", 0.0), (first.once, 0.0))
+    second = remedy.choose(timeout, facts(first.settings, spent=spent, **empty), POLICY, 1.0)
+
+    assert first.settings.kv_cache_bytes < 40 * GIB
+    assert first.explanation.startswith(
+        "nccl_timeout with only 1.0 GiB available on the node, one memory step"
+    )
+    assert second.settings == first.settings
+
+
 def test_a_passing_cause_changes_nothing_and_ends_with_its_budget() -> None:
     trips = diagnosed("memory_profiling_error", Phase.PROFILING)
 
@@ -183,6 +209,35 @@ def test_the_emptiest_nodes_memory_counts_where_nobody_is_known() -> None:
         for node in (None, "spark-a")
     )
     assert emptiest < other
+
+
+@pytest.mark.parametrize("guilty", [(), (remedy.NodeMemory("spark-b"),)])
+def test_the_heads_memory_does_not_stand_in_for_a_node_that_tells_nothing_of_its_own(guilty) -> None:
+    """The head had 1 GiB left; of the node on which it was killed nobody knows."""
+    nodes = (remedy.NodeMemory("spark-a", TOTAL, TOTAL - 5 * GIB, GIB), *guilty)
+    killed = replace(diagnosed("killed_unspecified"), node="spark-b")
+    known = facts(nodes=nodes, lowest_available_bytes=GIB, baseline_bytes=TOTAL - 5 * GIB)
+
+    chosen = remedy.choose(killed, known, POLICY, 0.0)
+
+    assert (chosen.memory, chosen.settings) == (False, Settings())
+    assert "unchanged relaunch 1 of 2" in chosen.explanation
+
+
+def test_what_this_node_had_when_the_load_began_says_nothing_of_another() -> None:
+    """Where the head held 30 GiB more than the guilty node, that is no reason to give up cache for it."""
+    nodes = (
+        remedy.NodeMemory("spark-a", TOTAL, TOTAL - 30 * GIB, 8 * GIB),
+        remedy.NodeMemory("spark-b", TOTAL, TOTAL - 4 * GIB, 4 * GIB),
+    )
+
+    def cache(node: str, **more: object) -> int | None:
+        killed = replace(diagnosed("cuda_oom"), node=node)
+        return remedy.choose(killed, facts(nodes=nodes, **more), POLICY, 0.0).settings.kv_cache_bytes
+
+    loading = {"loading_available_bytes": TOTAL - 33 * GIB}
+    assert cache("spark-b", **loading) == cache("spark-b")
+    assert cache("spark-a", **loading) != cache("spark-a")
 
 
 def test_readings_of_another_memory_than_the_diagnosis_speaks_of_are_not_used() -> None:

@@ -117,6 +117,17 @@ def test_a_cache_is_pinned_at_what_it_was(settings, cache, pinned) -> None:
     assert rungs.pin_kv(settings, need(settings=settings, known={"kv_cache_bytes": cache})) == pinned
 
 
+@pytest.mark.parametrize(("asked", "pinned"), [(None, 40), (41, 40), (40, 40), (8, 8)])
+def test_a_cache_is_pinned_at_no_more_than_the_operator_asks_for(asked, pinned) -> None:
+    ceiling = None if asked is None else asked * GIB
+    sized = {"known": {"kv_cache_bytes": 40 * GIB}, "ceiling_kv_bytes": ceiling}
+
+    assert rungs.pin_kv(PLAIN, need(**sized)).kv_cache_bytes == pinned * GIB
+    assert rungs.lower_kv(PLAIN, need(1, **sized), FLOORS)[0].kv_cache_bytes == min(
+        pinned * GIB, 40 * GIB - 1
+    )
+
+
 @pytest.mark.parametrize(
     ("free", "total", "then"),
     [
@@ -192,6 +203,33 @@ def test_the_tokens_of_a_step_are_halved_down_to_the_floor(before, then) -> None
 
     expected = (Settings(max_num_batched_tokens=then), f"batched tokens {before or 2048} -> {then}")
     assert found == (None if then is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "floor", "then"),
+    [
+        ((2048, 1024), (512, 8), (1024, 1024)),
+        ((2048, 1025), (512, 8), (1024, 1024)),
+        ((1024, 1024), (512, 8), (512, 512)),
+        ((1024, 1024), (512, 768), (768, 768)),
+        ((1024, 1024), (512, 1024), None),
+        ((1024, 64), (512, 128), (512, 64)),
+        ((512, None), (128, 8), (256, None)),
+        ((256, None), (128, 8), (128, 128)),
+        ((256, None), (128, 200), (200, 200)),
+        ((256, None), (128, 256), None),
+    ],
+)
+def test_a_step_never_has_fewer_tokens_than_requests(asked, floor, then) -> None:
+    """With fewer vLLM refuses to start; of requests it takes 256 where none are asked for."""
+    floors = replace(FLOORS, max_num_batched_tokens=floor[0], max_num_seqs=floor[1])
+    settings = Settings(max_num_batched_tokens=asked[0], max_num_seqs=asked[1])
+
+    found = rungs.lower_batched_tokens(settings, need(), floors)
+
+    now = None if found is None else (found[0].max_num_batched_tokens, found[0].max_num_seqs)
+    assert now == then
+    assert found is None or ("requests" in found[1]) is (then[1] != asked[1])
 
 
 @pytest.mark.parametrize(
@@ -303,6 +341,15 @@ def test_a_pinned_cache_that_nobody_can_check_is_given_up() -> None:
     assert settings == Settings(gpu_memory_utilization=0.696)
     assert said.endswith("KV cache not of 20.0 GiB but what vLLM's share leaves (weights not known)")
     assert room.fit_free_memory(PLAIN, need(), LOW, FLOORS)[0] == settings
+
+
+def test_a_pinned_cache_that_the_operator_asks_for_is_not_given_up() -> None:
+    """What vLLM's share leaves could be more than he asks for: 37.7 GiB instead of 8."""
+    asked = need(settings=PINNED, ceiling_kv_bytes=20 * GIB)
+
+    settings, _ = room.fit_free_memory(PINNED, asked, LOW, FLOORS)
+
+    assert settings == replace(PINNED, gpu_memory_utilization=0.696)
 
 
 def test_what_smaller_steps_and_fewer_graphs_free_a_pinned_cache_keeps() -> None:

@@ -8,15 +8,25 @@ import pytest
 
 from core.given import HEAD, NOW, POLICY, WORKER, head_state, intent_of, turn_of, worker_seen, worker_state
 from sim.world import make_policy
+from sparkd.core.beginning import Remembered, initial
 from sparkd.core.context import context_to_keep, same_context
 from sparkd.core.edited import settings_in_force
 from sparkd.core.evolve import evolve
 from sparkd.core.leak import LEAK_LEAST_BYTES, leaks
+from sparkd.core.learned import recall
 from sparkd.core.messages import same_level
 from sparkd.core.phases import IllegalTransitionError
 from sparkd.core.publish import status_of
-from sparkd.core.records import Kept, MessageDropped, PeerChanged, PhaseChanged, SessionChanged, StampAdvanced
-from sparkd.core.state import Coordinator, Member, Peer, Remembered, State, initial
+from sparkd.core.records import (
+    InContext,
+    Kept,
+    MessageDropped,
+    PeerChanged,
+    PhaseChanged,
+    SessionChanged,
+    StampAdvanced,
+)
+from sparkd.core.state import Coordinator, Member, Peer, State
 from sparkd.core.step import next_deadline, step
 from sparkd.core.told import tell
 from sparkd.core.turn import Concern
@@ -62,6 +72,7 @@ def test_a_new_daemon_knows_what_is_on_its_disk_and_nothing_else() -> None:
             silences=((Phase.PROFILING, 3.0),),
             forgiven=4,
             unclean=1,
+            context="engine/driver",
             kept=KEPT,
         ),
         seen=Stamp(3, 9),
@@ -99,6 +110,51 @@ def test_what_was_learned_with_another_engine_says_nothing() -> None:
 
     assert (lead.settings, lead.proven, lead.silences) == (Settings(), None, ())
     assert (lead.forgiven, lead.unclean, lead.spent) == (4, 1, (("a", NOW), ("b", NOW)))
+
+
+def test_what_was_learned_with_a_context_counts_again_when_it_comes_back() -> None:
+    other = initial(replace(ASKED, context="other/driver"), "a#1", DISK, NOW).coordinator
+    kept = replace(KEPT, context=other.context, proven=None, silences=(), others=other.others)
+
+    lead = initial(ASKED, "a#2", replace(DISK, settings=None, asked=None, kept=kept), NOW).coordinator
+
+    assert (lead.settings, lead.proven, lead.silences) == (LEARNED, LEARNED, KEPT.silences)
+    assert (lead.context, lead.others) == ("engine/driver", ())
+
+
+def test_an_edit_counts_for_every_context() -> None:
+    other = initial(replace(ASKED, context="other/driver"), "a#1", DISK, NOW).coordinator
+    edited = replace(ASKED, settings=Settings(max_num_seqs=9))
+
+    lead = initial(edited, "a#2", Remembered(kept=Kept(others=other.others)), NOW).coordinator
+
+    assert (lead.settings, lead.proven) == (Settings(max_num_seqs=9), None)
+
+
+def shelf(*contexts: str) -> tuple[InContext, ...]:
+    return tuple(InContext(context=context, settings=LEARNED) for context in contexts)
+
+
+@pytest.mark.parametrize(
+    ("last", "others", "now", "known", "aside"),
+    [
+        ("a/1", ("b/1",), "a/1", "a/1", ("b/1",)),
+        ("a/1", ("b/1",), "a/?", "a/1", ("b/1",)),
+        ("a/1", ("b/1",), "b/1", "b/1", ("a/1",)),
+        ("a/1", ("b/1", "b/2"), "b/?", "b/2", ("b/1", "a/1")),
+        ("a/1", ("a/1", "b/1"), "c/1", "c/1", ("b/1", "a/1")),
+        ("", ("b/1",), "c/1", "c/1", ("b/1",)),
+        ("z/1", tuple(f"{n}/1" for n in range(8)), "c/1", "c/1", (*(f"{n}/1" for n in range(1, 8)), "z/1")),
+    ],
+)
+def test_one_context_is_in_force_and_the_newest_few_others_lie_aside(last, others, now, known, aside) -> None:
+    found, left = recall(shelf(last)[0], shelf(*others), now)
+
+    assert (found.context, left) == (known, shelf(*aside))
+
+
+def test_a_context_with_which_nothing_was_learned_is_not_kept() -> None:
+    assert recall(InContext(context="a/1"), (), "b/1") == (InContext(context="b/1"), ())
 
 
 def test_what_is_proven_is_so_for_what_was_asked_then() -> None:

@@ -10,10 +10,13 @@ from export import states
 from export.states import NOW, POLICY
 from sim.world import World, serving
 from sparkd.cli.explain_text import explain_text
+from sparkd.cli.status_text import status_text
 from sparkd.core import events as ev
 from sparkd.core.policy import Policy
+from sparkd.core.records import MemoryNotBack
 from sparkd.core.state import State
 from sparkd.export.explain import explain
+from sparkd.export.status import status_view
 from sparkd.words import Phase, UnitName
 
 WALL_S = 1_700_000_000.0
@@ -59,6 +62,38 @@ def test_it_says_how_many_relaunches_are_left() -> None:
     document = explain(states.head(Phase.SERVING, spent=spent), POLICY, NOW)
     assert document["budget"] == [{"cause": "nccl_timeout", "left": 1, "of": 3, "until_s": 3000.0}]
     assert "1 of 3 relaunches for nccl_timeout left until" in explain_text(document, WALL_S)
+
+
+def test_what_nothing_decided_has_one_budget_and_its_own() -> None:
+    spent = (("unknown", NOW - 600.0), ("killed_unspecified", NOW - 60.0), ("unknown", NOW - 7200.0))
+    policy = replace(POLICY, unknown_unchanged=4)
+    document = explain(states.head(Phase.SERVING, spent=spent), policy, NOW)
+    assert document["budget"] == [{"cause": "unknown", "left": 3, "of": 5, "until_s": 3000.0}]
+
+
+def test_memory_that_did_not_come_back_in_time_is_told_by_explain_and_status() -> None:
+    """This node by its member, the other by its word; over with the next fence that is measured."""
+    world = World()
+    world.run_until(serving(world))
+    for node in world.nodes.values():
+        node.available_bytes -= 30 << 30
+    world.kill("spark-b", UnitName.RAY)
+    world.run_until(lambda: world.generation == 2)
+
+    told = "the memory of generation 1 was not measured back in time; the next start goes on without"
+    state, policy = world.head.state, world.head.policy
+    for text in (said(state, policy, world.now), status_text(status_view(state, policy, world.now), WALL_S)):
+        assert f"spark-a: {told}" in text
+        assert f"spark-b: {told}" in text
+    assert [r for n in world.nodes.values() for r in n.records if isinstance(r, MemoryNotBack)] == [
+        MemoryNotBack(1, policy.memory_release_s, 30 << 30)
+    ] * 2
+
+    world.run_until(serving(world))
+    for verb in (ev.Verb.STOP, ev.Verb.START):
+        world.tell(world.head, ev.OperatorAsked(verb))
+        world.run_for(30)
+    assert "not measured back" not in said(world.head.state, policy, world.now)
 
 
 def test_who_only_observes_says_so() -> None:

@@ -9,8 +9,8 @@ import pytest
 from sim.world import MP, World, serving
 from sparkd.core import commands as co
 from sparkd.core import events as ev
+from sparkd.core.beginning import Remembered
 from sparkd.core.records import IncidentOpened, Kept, PhaseChanged, Verified
-from sparkd.core.state import Remembered
 from sparkd.words import Phase, Settings, Stamp, UnitName
 
 

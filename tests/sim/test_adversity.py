@@ -8,8 +8,10 @@ import pytest
 
 from sim.world import TOTAL_BYTES, World, make_policy, serving
 from sparkd.core import events as ev
-from sparkd.core.records import IncidentClosed, Remedied
-from sparkd.core.state import Remembered, initial
+from sparkd.core.beginning import Remembered, initial
+from sparkd.core.messages import UnitState, UnitStatus
+from sparkd.core.publish import status_of
+from sparkd.core.records import IncidentClosed, IncidentOpened, Remedied
 from sparkd.core.step import step
 from sparkd.signals.model import MemorySample
 from sparkd.words import GIB, Phase, Stamp, UnitName
@@ -306,3 +308,21 @@ def test_requests_that_were_counted_a_while_ago_are_no_hang_while_the_counters_a
     world.run_for(600)
 
     assert (world.phase, world.generation) == (Phase.SERVING, 1)
+
+
+@pytest.mark.parametrize("said", ["unkillable", "leaking"])
+def test_what_a_node_said_before_its_reboot_is_waited_out(said: str) -> None:
+    """It is being rebooted as told; the head's daemon starts anew and reads its retained status."""
+    unit = UnitStatus(RAY, 3, UnitState.UNKILLABLE)
+    world = World()
+    last = status_of(world.nodes["spark-b"].state, "shared", "digest-spark-b", "")
+    last = replace(last, **({"units": (unit,)} if said == "unkillable" else {"leaking": True}))
+    world.nodes["spark-b"].up = False
+    world.retained["status", "spark-b"] = replace(last, instance="spark-b#0", swept=True, ready=True)
+    world.restart_daemon("spark-a")
+    world.run_for(15.0)
+    assert world.phase is Phase.WAITING
+
+    world.restart_daemon("spark-b")
+    world.run_until(serving(world))
+    assert not world.records(IncidentOpened)

@@ -8,8 +8,10 @@ import pytest
 
 from sim.world import GIB, TOTAL_BYTES, Proc, Sim, World, serving
 from sparkd.core import events as ev
+from sparkd.core.beginning import Remembered, initial
 from sparkd.core.context import context_to_keep
 from sparkd.core.messages import UnitState
+from sparkd.core.policy import Floors
 from sparkd.core.records import (
     IncidentClosed,
     IncidentOpened,
@@ -22,9 +24,8 @@ from sparkd.core.records import (
     SettingsAdopted,
 )
 from sparkd.core.remedy import Action
-from sparkd.core.state import Remembered, initial
 from sparkd.signals.model import MemorySample
-from sparkd.words import Phase, Settings, UnitName
+from sparkd.words import CudaGraph, Phase, Settings, UnitName
 
 SERVE = UnitName.SERVE
 HOUR_S = 3600.0
@@ -344,6 +345,18 @@ def test_a_boot_after_an_unclean_end_counts_against_the_settings(name: str) -> N
     assert lowered[0].settings_after != lowered[0].settings_before
     assert lowered[0].action == Action.RELAUNCH
     assert world.head.state.coordinator.kept.forgiven == 1
+
+
+def test_settings_at_the_floor_that_took_the_node_down_are_not_launched_again() -> None:
+    floors = Floors(gpu_memory_utilization=0.9, max_num_batched_tokens=2048, eager_allowed=False)
+    world = started(floors=floors, settings=Settings(cudagraph=CudaGraph.REDUCED))
+    rebooted(world, "spark-a")
+    world.run_for(60)
+
+    assert world.phase is Phase.ESCALATED
+    assert not world.nodes["spark-a"].procs
+    assert "every memory setting is at its floor" in world.records(PhaseChanged)[-1].reason
+    assert world.head.state.coordinator.needs.startswith("Lower the floors")
 
 
 def test_the_same_unclean_end_is_counted_once() -> None:
@@ -672,6 +685,35 @@ def test_an_unknown_driver_is_not_another_driver() -> None:
         assert (lead.settings == LOWER) is learned
     assert context_to_keep("engine/driver", "engine/?") == "engine/driver"
     assert context_to_keep("engine/driver", "engine/new") == "engine/new"
+
+
+def test_a_model_that_comes_back_starts_with_what_worked_for_it() -> None:
+    """Model A learns; model B is served, its daemon restarted once; model A comes back."""
+    world = started(context="model-a/driver")
+    lose(world, "cuda_oom", requested_bytes=2 * GIB, free_bytes=GIB)
+    world.run_until(serving(world))
+    learned = world.head.state.coordinator.settings
+    assert learned != Settings()
+    for context, settings in (("model-b", Settings()), ("model-b", Settings()), ("model-a", learned)):
+        for node in world.nodes.values():
+            node.policy = replace(node.policy, context=f"{context}/driver")
+        world.restart_daemon("spark-a")
+        world.run_until(serving(world))
+        assert world.head.state.coordinator.settings == settings
+
+
+def test_a_cable_that_flaps_costs_one_memory_step_across_incidents_and_a_restart() -> None:
+    world = started()
+    seen = []
+    for cause in ("nccl_timeout", "ib_roce_error", "nccl_timeout"):
+        before = world.head.state.coordinator.settings
+        lose(world, cause)
+        world.run_until(serving(world))
+        seen.append(world.head.state.coordinator.settings != before)
+        world.outlives = True
+        world.restart_daemon("spark-a")
+        world.run_until(serving(world))
+    assert seen == [False, True, False]
 
 
 def test_who_only_observes_is_named_as_the_reason() -> None:

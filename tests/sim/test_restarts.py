@@ -10,8 +10,8 @@ from sim.test_adoption import Systemd
 from sim.world import Proc, Sim, World, serving
 from sparkd.core import commands as co
 from sparkd.core import events as ev
+from sparkd.core.beginning import Remembered, initial
 from sparkd.core.records import Kept, PhaseChanged, Verified
-from sparkd.core.state import Remembered, initial
 from sparkd.export.explain import explain
 from sparkd.words import Phase, Settings, Stamp, UnitName
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sim.world import TOTAL_BYTES, World, serving
 from sizing.large import sized_large
 from sparkd.core.policy import UnfitPlan
-from sparkd.core.records import Judged, MemoryKept, PhaseChanged, PlanDoubted, Remedied, SettingsAdopted
+from sparkd.core.records import Judged, MemoryNotBack, PhaseChanged, PlanDoubted, Remedied, SettingsAdopted
 from sparkd.words import GIB, Phase, Settings, UnitName
 
 ASKED = Settings()
@@ -180,8 +180,8 @@ def test_memory_that_stays_away_is_said_and_the_next_launch_is_judged_by_what_is
     world.run_until(lambda: world.phase is not Phase.SERVING)
     world.run_until(lambda: world.generation == 2)
 
-    (kept,) = world.records(MemoryKept)
-    assert (kept.generation, kept.missing_bytes) == (1, 30 * GIB)
+    (kept,) = world.records(MemoryNotBack)
+    assert (kept.generation, kept.lacking_bytes) == (1, 30 * GIB)
     assert kept.waited_s >= world.head.policy.memory_release_s
     (doubted,) = world.records(PlanDoubted)
     assert (doubted.node, doubted.cause) == ("spark-a", "startup_free_memory_too_low")

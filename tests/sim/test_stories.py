@@ -522,6 +522,56 @@ def test_a_program_that_cannot_be_started_is_told_with_its_reason() -> None:
     assert "no such file" in world.records(Remedied)[0].diagnosis.evidence[0].text
 
 
+def failing_once(world: World, name: str, failed) -> list[tuple[str, UnitName, int]]:
+    """The first start on a node ends with *failed(command)*; return the list of stops to come."""
+    start, stop, stops = world._do_StartUnit, world._do_StopUnit, []
+
+    def start_unit(node, command) -> None:
+        if node.name != name or command.stamp.generation > 1:
+            start(node, command)
+        else:
+            world.later(node, 0.1, failed(command))
+
+    def stop_unit(node, command) -> None:
+        stops.append((node.name, command.unit, command.generation))
+        stop(node, command)
+
+    world._do_StartUnit, world._do_StopUnit = start_unit, stop_unit
+    return stops
+
+
+@pytest.mark.parametrize("name", ["spark-a", "spark-b"])
+def test_a_start_that_fails_for_a_reason_that_passes_is_tried_again(name: str) -> None:
+    text = "[Errno 11] Resource temporarily unavailable"
+    world = World()
+    failing_once(world, name, lambda c: ev.UnitStartFailed(c.unit, c.stamp.generation, text))
+    world.run_until(serving(world))
+
+    (remedied,) = world.records(Remedied)
+    assert (remedied.diagnosis.cause, remedied.diagnosis.node, remedied.action) == (
+        "unknown",
+        name,
+        "relaunch",
+    )
+    assert text in remedied.diagnosis.evidence[0].text
+    assert "could not be started" in remedied.diagnosis.explanation
+
+
+@pytest.mark.parametrize("name", ["spark-a", "spark-b"])
+def test_a_start_without_an_outcome_is_ended_before_anything_else_starts(name: str) -> None:
+    """Its deadline passed: it may live, and the fence waits for the word that it does not."""
+    world = World()
+    stops = failing_once(
+        world, name, lambda c: ev.CommandFailed("StartUnit", "TimeoutError: ", c.unit, c.stamp.generation)
+    )
+    world.run_until(serving(world))
+
+    (remedied,) = world.records(Remedied)
+    assert remedied.diagnosis.evidence[0].text == "ray could not be started: TimeoutError: "
+    assert world.generation == 2
+    assert (name, UnitName.RAY, 1) in stops
+
+
 def test_the_stamp_is_durable_before_the_first_unit_starts() -> None:
     world = World()
     world.run_until(in_phase(world, Phase.FORMING))
@@ -535,7 +585,7 @@ def test_learned_settings_hold_until_the_operator_asks_for_others() -> None:
     from dataclasses import replace
 
     from sim.world import make_policy
-    from sparkd.core.state import Remembered, initial
+    from sparkd.core.beginning import Remembered, initial
 
     policy = make_policy("spark-a")
     learned = replace(policy.settings, kv_cache_bytes=40 * GIB)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from sparkd.core import commands as co
 from sparkd.core import events as ev
+from sparkd.core.beginning import Remembered, initial
 from sparkd.core.messages import GuardSeen, IncidentNotice
 from sparkd.core.policy import Policy
 from sparkd.core.publish import reports_from, status_of
 from sparkd.core.records import InvariantBroken, Kept, KeptChanged, PhaseChanged, Record, SettingsAdopted
-from sparkd.core.state import AT_ONCE, Remembered, State, initial
+from sparkd.core.state import AT_ONCE, State
 from sparkd.core.step import Step, next_deadline, step
 from sparkd.signals.model import MemorySample, Proof, Quantity, Signal
 from sparkd.sizing.sized import Sized

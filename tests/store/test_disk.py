@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 from structlog.testing import capture_logs
 
+from sparkd.core.beginning import Remembered
 from sparkd.core.records import (
+    InContext,
     Kept,
     KeptChanged,
     MemberRan,
@@ -21,7 +25,6 @@ from sparkd.core.records import (
     PhaseChanged,
     StampAdvanced,
 )
-from sparkd.core.state import Remembered
 from sparkd.sizing.model import Learned
 from sparkd.store.disk import DiskStore
 from sparkd.store.history import Retention
@@ -73,6 +76,7 @@ KEPT = Kept(
     target=False,
     paused=True,
     learned=Learned(-3 << 30, ((Phase.PROFILING, -(1 << 30)), (Phase.SERVING, 1 << 26))),
+    others=(InContext("a2", LOWERED, ASKED, LOWERED, ((Phase.PROFILING, 2.5),)), InContext("a3")),
 )
 
 
@@ -102,11 +106,30 @@ def test_what_rested_ended_cleanly(tmp_path):
     assert remembered_in(tmp_path, "boot-1").returned == (7, 6, 5)
 
 
+def test_what_an_earlier_version_kept_is_read(tmp_path):
+    older = asdict(KEPT)
+    del older["others"], older["generation"], older["phase"]
+    overwritten(tmp_path, json.dumps(older))
+    assert remembered_in(tmp_path, "boot-1").kept == replace(KEPT, others=())
+
+
+@pytest.mark.parametrize("damaged", [7, {}, {"context": "a4", "settings": None, "silences": 3}])
+def test_one_damaged_context_costs_no_other(tmp_path, damaged):
+    body = asdict(KEPT)
+    body["others"] = (damaged, *body["others"])
+    overwritten(tmp_path, json.dumps(body))
+    assert remembered_in(tmp_path, "boot-1").kept == KEPT
+
+
+def overwritten(path, body):
+    appended(path, KeptChanged(KEPT))
+    with contextlib.closing(sqlite3.connect(path / "history.sqlite")) as database, database:
+        database.execute("UPDATE fact SET body = ? WHERE name = 'kept'", (body,))
+
+
 @pytest.mark.parametrize("body", ["{", "[]", '{"context": 1}', '{"context": "", "proven": null, "spent": 3}'])
 def test_what_was_kept_and_cannot_be_read_is_nothing(tmp_path, body):
-    appended(tmp_path, KeptChanged(KEPT))
-    with contextlib.closing(sqlite3.connect(tmp_path / "history.sqlite")) as database, database:
-        database.execute("UPDATE fact SET body = ? WHERE name = 'kept'", (body,))
+    overwritten(tmp_path, body)
     assert remembered_in(tmp_path, "boot-1").kept == Kept()
 
 

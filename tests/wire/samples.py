@@ -163,6 +163,7 @@ statuses = st.builds(
     not_ready=sentences,
     leaving=st.booleans(),
     unclean_generation=counts,
+    unreleased_generation=counts,
     leaking=st.booleans(),
     available_bytes=sizes,
     total_bytes=sizes,

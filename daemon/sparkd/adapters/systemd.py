@@ -36,6 +36,8 @@ log = structlog.get_logger(__name__)
 
 # What earlier daemons left gets this long to remove its shared memory before SIGKILL.
 SWEEP_GRACE_S = 2.0
+# systemd's exit status where it could not execute the program (systemd.exec(5)).
+EXIT_EXEC = 203
 
 
 class Systemd:
@@ -165,7 +167,8 @@ class Systemd:
         ran, invocation = read_ran(self._run_dir, watch.unit)
         if ran != watch.stamp:
             why = facts.status_text or f"its start ended with {facts.result} ({facts.main_status})"
-            raise OSError(errno.ENOEXEC, f"{service(watch.unit)}: {why}")
+            number = errno.ENOEXEC if facts.main_status == EXIT_EXEC else errno.EIO
+            raise OSError(number, f"{service(watch.unit)}: {why}")
         watch.invocation, watch.pid = invocation, facts.exec_pid
 
     def _take_over(self, watch: Watch) -> None:

@@ -29,10 +29,11 @@ from sparkd.app.notice import Notice
 from sparkd.app.outside import Callbacks, connect
 from sparkd.app.people import People
 from sparkd.config import EX_CONFIG, Loaded
+from sparkd.core.beginning import initial
 from sparkd.core.commands import Command
 from sparkd.core.events import OperatorAsked, Verb
 from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
-from sparkd.core.state import State, initial
+from sparkd.core.state import State
 from sparkd.engines.digest import context_of
 from sparkd.export.logs import LogExporter
 from sparkd.export.metrics import Metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkd.cli.layout import seconds_text
+from sparkd.export.sentences import not_back_text
 
 Document = dict[str, Any]
 
@@ -17,6 +18,7 @@ def explain_text(document: Document, now_s: float) -> str:
     lines += _waits(document, now_s)
     if document["if_memory"]:
         lines.append(f"If it fails for memory: {document['if_memory']}.")
+    lines += [f"{not_back_text(told)}." for told in document["memory_not_back"]]
     lines += [_budget(entry, now_s) for entry in document["budget"]]
     return "\n".join(lines)
 

@@ -22,7 +22,10 @@ class SweepLeftovers:
 
 @dataclass(frozen=True, slots=True)
 class StartUnit:
-    """Start a unit of a generation; UnitStarted or UnitStartFailed, later UnitExited and UnitEmptied."""
+    """Start a unit of a generation; UnitStarted, UnitStartFailed or CommandFailed, later UnitExited.
+
+    UnitEmptied follows a StopUnit only, also after a start that failed.
+    """
 
     unit: UnitName
     stamp: Stamp

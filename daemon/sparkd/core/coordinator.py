@@ -101,7 +101,11 @@ def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
     ended = (
         unit.state in (UnitState.EXITED, UnitState.GONE) or unit.code is not None or unit.signal is not None
     )
-    if ended and unit.generation == turn.lead.generation:
+    if not ended or unit.generation != turn.lead.generation:
+        return
+    if unit.reason and unit.code is None and unit.signal is None:
+        incident.note_unstarted(turn, node, unit.unit, unit.reason)
+    else:
         exit_ = UnitExit(
             node=node,
             unit=unit.unit,

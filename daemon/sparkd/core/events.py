@@ -121,7 +121,7 @@ class UnitStarted:
 
 @dataclass(frozen=True, slots=True)
 class UnitStartFailed:
-    """A unit could not be started at all."""
+    """A unit could not be started; what of it lives nobody knows until UnitEmptied."""
 
     unit: UnitName
     generation: int
@@ -302,10 +302,15 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class CommandFailed:
-    """An effect could not be carried out (an error of an adapter, a deadline)."""
+    """An effect could not be carried out (an error of an adapter, a deadline).
+
+    `unit`, `generation`: what it was about, None and 0 = not said.
+    """
 
     command: str
     reason: str
+    unit: UnitName | None = None
+    generation: int = 0
 
 
 Event = (

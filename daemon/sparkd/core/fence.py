@@ -1,7 +1,8 @@
 """The fence: every node's explicit answer that an older generation is dead there and its memory back.
 
 Never inferred from a silence or from another node's word. Death is always observed; memory that does not
-come back is waited for up to `memory_release_s`, and then the next launch is tried all the same.
+come back is waited for up to `memory_release_s`, and then the next launch is tried all the same: an answer of
+its own (`unreleased_generation`), which people are told.
 A node answers for the intent
 that it has applied (its sequence number), so an answer to an older question does not count.
 """
@@ -14,7 +15,7 @@ from dataclasses import replace
 from sparkd.core.commands import PublishIntent
 from sparkd.core.membership import addressees, digests, is_present
 from sparkd.core.messages import Intent, UnitState
-from sparkd.core.state import Peer
+from sparkd.core.state import Peer, State
 from sparkd.core.turn import Turn
 from sparkd.words import Stamp, UnitName
 
@@ -161,13 +162,24 @@ def unanswered(turn: Turn) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def memory_not_back(state: State) -> tuple[tuple[str, int], ...]:
+    """Return (node, generation) where the newest fence was answered because the wait for memory was over."""
+    told = [(state.node, state.member.unreleased_generation, state.member.fenced_generation)]
+    peers = [(peer.node, peer.status) for peer in state.peers if peer.status is not None]
+    told += [(node, said.unreleased_generation, said.fenced_generation) for node, said in peers]
+    return tuple((node, lacks) for node, lacks, fenced in told if lacks and lacks == fenced)
+
+
 def unkillable(turn: Turn) -> tuple[str, ...]:
-    """Return the nodes on which processes survive SIGKILL: only a reboot helps."""
+    """Return the nodes on which processes survive SIGKILL: only a reboot helps.
+
+    A retained word may be of before that reboot: it only informs.
+    """
     own = any(unit.state is UnitState.UNKILLABLE for unit in turn.member.units)
     peers = [
         peer.node
         for peer in turn.state.peers
-        if peer.status and any(u.state is UnitState.UNKILLABLE for u in peer.status.units)
+        if peer.status and peer.fresh and any(u.state is UnitState.UNKILLABLE for u in peer.status.units)
     ]
     return tuple(([turn.state.node] if own else []) + peers)
 

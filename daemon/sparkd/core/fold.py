@@ -20,6 +20,7 @@ from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import CURVE_MAX, REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
+from sparkd.core.unstarted import cause_of
 from sparkd.signals.model import MemorySample, Proof, Signal
 from sparkd.words import LIVE, Stamp, UnitName
 
@@ -102,11 +103,16 @@ def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:
 
 def _unit_start_failed(turn: Turn, event: ev.UnitStartFailed) -> None:
     unit = member.find_unit(turn, event.unit, event.generation)
-    if unit is None:
-        return
-    _change(turn, unit, event.reason, state=UnitState.GONE, reason=event.reason)
-    text = f"{event.unit} could not be started: {event.reason}"
-    _sees(turn, _own_signal(turn, "observed_start_failed", "broken_install", text, event.generation))
+    if unit is not None and unit.state is not UnitState.GONE:
+        _not_started(turn, unit, event.reason)
+
+
+def _not_started(turn: Turn, unit: Unit, reason: str) -> None:
+    """How far the start had come nobody knows: until its end is confirmed the unit may live."""
+    if unit.state in (UnitState.STARTING, UnitState.RUNNING):
+        _change(turn, unit, reason, state=UnitState.EXITED, reason=reason)
+    text = f"{unit.unit} could not be started: {reason}"
+    _sees(turn, _own_signal(turn, "observed_start_failed", cause_of(reason), text, unit.generation))
 
 
 def _own_signal(turn: Turn, id_: str, cause: str, text: str, generation: int) -> Signal:
@@ -299,12 +305,22 @@ def _command_failed(turn: Turn, event: ev.CommandFailed) -> None:
         turn.set_watch(**_BROKEN_PROBES[event.command])
     elif event.command == "SendCanary" and turn.state.coordinator is not None:
         turn.set_watch(canary_sent_at_s=None, canary_done_at_s=turn.now, canary_why=event.reason)
+    elif event.command == "StartUnit":
+        _start_broke(turn, event)
     elif event.command == "ProbePeer":
         turn.set_state(peers=tuple(replace(peer, probing=False) for peer in turn.state.peers))
     elif event.command == "SweepLeftovers":
         turn.set_member(sweeping=False, sweep_after_s=turn.now + SWEEP_PAUSE_S)
     elif event.command == "DrainSources":
         turn.set_member(drained_generation=turn.member.draining_generation)
+
+
+def _start_broke(turn: Turn, event: ev.CommandFailed) -> None:
+    """A start whose outcome will never come, because its deadline passed, is one that failed."""
+    for unit in turn.member.units:
+        named = event.unit in {None, unit.unit} and event.generation in {0, unit.generation}
+        if named and unit.state is UnitState.STARTING:
+            _not_started(turn, unit, event.reason)
 
 
 SWEEP_PAUSE_S = 2.0

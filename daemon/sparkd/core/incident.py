@@ -15,12 +15,13 @@ from sparkd.core.evidence import evidence_of
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
+from sparkd.core.unstarted import cause_of
 from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
 from sparkd.signals.repeats import with_one_more
 from sparkd.signals.survive import ends_at_once
 from sparkd.sizing.sized import Sized
-from sparkd.words import LIVE, Phase, Settings, Sizes
+from sparkd.words import LIVE, Phase, Settings, Sizes, UnitName
 
 
 def note_signal(turn: Turn, signal: Signal) -> None:
@@ -74,7 +75,15 @@ def note_exit(turn: Turn, exit_: UnitExit) -> None:
         fail(turn, f"{exit_.node}: {exit_.unit} ended ({_how(exit_)})", (exit_,))
 
 
+def note_unstarted(turn: Turn, node: str, unit: UnitName, reason: str) -> None:
+    """What could not be started has not ended: its node's word of why is the evidence."""
+    text = f"{unit} could not be started: {reason}"
+    observe_failure(turn, "observed_start_failed", cause_of(reason), text, node=node)
+
+
 def _how(exit_: UnitExit) -> str:
+    if exit_.signal is None and exit_.code is None:
+        return "how is not known"
     return f"killed with signal {exit_.signal}" if exit_.signal is not None else f"exit code {exit_.code}"
 
 
@@ -268,6 +277,8 @@ def _follow(turn: Turn, diagnosis: Diagnosis, chosen: remedy.Remedy) -> None:
         escalate(turn, chosen.explanation, chosen.needs, may_pass=_may_pass(diagnosis, chosen))
         return
     spent = restart.spend(diagnosis.cause, turn.lead.spent, turn.policy, turn.now)
+    if chosen.once:
+        spent = restart.spend(chosen.once, spent, turn.policy, turn.now)
     turn.set_lead(spent=spent, backoff_until_s=turn.now + chosen.backoff_s)
     turn.move(Phase.BACKING_OFF, f"{diagnosis.cause}: {chosen.explanation}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkd.core.messages import UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.remedy import MEMORY, PROVEN, UNDECIDED
+from sparkd.core.remedy import MEMORY, PROVEN, account_of, budget_of
 from sparkd.core.state import Coordinator, State
 from sparkd.signals.causes import cause_info
 from sparkd.words import LIVE, Backend, CudaGraph, Phase, UnitName
@@ -115,18 +115,11 @@ def _not_again(lead: Coordinator, _state: State, _policy: Policy) -> bool:
 
 
 def _budget_respected(lead: Coordinator, _state: State, policy: Policy) -> bool:
-    """No more relaunches for one cause than the operator allows; a memory cause ends with the ladder.
-
-    What is permanent is tried again only where the evidence merely suggests it; what nothing decides counts
-    as one of memory where the node was found empty, and then its settings are given up.
-    """
-    causes = lead.incident.causes if lead.incident is not None else ()
-    undecided = policy.unknown_unchanged + 1
-    counted = [cause for cause in causes if cause not in (*MEMORY, *UNDECIDED)]
-    return sum(cause in UNDECIDED for cause in causes) <= undecided + len(lead.failed) and all(
-        counted.count(cause) <= (undecided if cause_info(cause).permanent else policy.transient_budget)
-        for cause in counted
-    )
+    """No more relaunches for one account than the operator allows; a memory cause ends with the ladder."""
+    if lead.incident is None:
+        return True
+    counted = [account_of(cause) for cause in lead.incident.causes if cause not in MEMORY]
+    return all(counted.count(account) <= budget_of(account, policy) for account in counted)
 
 
 def _permanent_stays(lead: Coordinator, _state: State, _policy: Policy) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparkd.core.context import context_to_keep
-from sparkd.core.records import Kept, KeptChanged
-from sparkd.core.state import config_of
+from sparkd.core.beginning import config_of
+from sparkd.core.context import context_to_keep, same_context
+from sparkd.core.records import Kept, KeptChanged, SettingsAdopted
 from sparkd.core.turn import Turn
 from sparkd.sizing.estimate import Observed, learn
 from sparkd.sizing.model import Node
@@ -37,12 +37,17 @@ def learn_peaks(turn: Turn) -> None:
     turn.set_lead(learned=learned, learned_from=peaks)
 
 
+OTHER_CONTEXT = (
+    "model, engine, driver, kernel or nodes are others: what was learned with these, else as asked"
+)
+
+
 def keep(turn: Turn) -> None:
     """Note what is kept where it changed."""
     lead = turn.lead
     escalated = lead.phase is Phase.ESCALATED
     kept = Kept(
-        context=context_to_keep(lead.kept.context, turn.policy.context),
+        context=context_to_keep(lead.context, turn.policy.context),
         proven=lead.proven,
         spent=tuple(cause for cause, _ in lead.spent),
         silences=lead.silences,
@@ -60,7 +65,11 @@ def keep(turn: Turn) -> None:
         may_pass=escalated and lead.retry_at_s is not None,
         awaits_reboot=escalated and lead.awaits_reboot,
         config=config_of(turn.policy) if escalated else "",
+        others=lead.others,
     )
     if kept != lead.kept:
+        if lead.kept.context and not same_context(lead.kept.context, kept.context):
+            # On disk the settings of the other context still stand as those in force.
+            turn.note(SettingsAdopted(settings=lead.settings, reason=OTHER_CONTEXT))
         turn.set_lead(kept=kept)
         turn.note(KeptChanged(kept=kept))

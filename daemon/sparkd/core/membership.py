@@ -145,9 +145,13 @@ def missing(turn: Turn) -> tuple[str, ...]:
 
 
 def leaking(turn: Turn) -> tuple[str, ...]:
-    """Return the nodes on which every teardown gives back less memory than the one before."""
+    """Return the nodes on which every teardown gives back less memory than the one before.
+
+    A boot begins with all of the memory: what a retained word says of it may be over.
+    """
     own = [turn.state.node] if turn.member.leaking else []
-    return tuple(own + [p.node for p in turn.state.peers if p.status is not None and p.status.leaking])
+    peers = [peer for peer in turn.state.peers if peer.fresh]
+    return tuple(own + [peer.node for peer in peers if peer.status is not None and peer.status.leaking])
 
 
 def _own_missing(turn: Turn) -> list[str]:
@@ -231,8 +235,3 @@ def lost_nodes(observed: MembershipObserved | None, policy: Policy) -> tuple[str
         return ()
     alive = {node.address for node in observed.nodes if node.alive}
     return tuple(name for name, address in policy.nodes if address not in alive)
-
-
-def statuses(turn: Turn) -> tuple[tuple[str, MemberStatus], ...]:
-    """Return (node, status) of the peers that are present."""
-    return tuple((p.node, p.status) for p in turn.state.peers if p.status is not None and is_present(turn, p))

@@ -132,7 +132,8 @@ class MemberStatus:
         units: the units known here.
         swept: leftovers of earlier daemons have been looked for, and none is left.
         emptied_generation: everything up to this generation is dead here.
-        fenced_generation: ... and its memory is back.
+        fenced_generation: ... and its memory is back, or was waited for long enough.
+        unreleased_generation: the newest one of which that is so only because the wait was over, 0 = none.
         drained_generation: every local source has been read past the end of this generation.
         report_seq: highest sequence number of this instance's evidence.
         shared_digest, node_digest: the plan as this node renders it.
@@ -153,6 +154,7 @@ class MemberStatus:
     swept: bool = False
     emptied_generation: int = 0
     fenced_generation: int = 0
+    unreleased_generation: int = 0
     drained_generation: int = 0
     report_seq: int = 0
     shared_digest: str = ""

@@ -88,7 +88,7 @@ class Need:
         weights_bytes: of one rank, as far as known.
         step_bytes: the activation peak that is expected; None = unknown.
         step_share: to what share of it the activation peak has to come down; None = unknown.
-        ceiling_share: vLLM's share as the operator asks for it.
+        ceiling_share: vLLM's share as the operator asks for it; ceiling_kv_bytes: his KV cache, None = any.
     """
 
     free_bytes: int
@@ -104,6 +104,7 @@ class Need:
     step_bytes: int | None = None
     step_share: float | None = None
     ceiling_share: float = 0.0
+    ceiling_kv_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ def need_of(diagnosis: Diagnosis, known: Known, after: Settings, policy: Policy)
         step_bytes=_step(sizes, known, policy),
         step_share=_step_share(sizes, known, policy),
         ceiling_share=policy.settings.gpu_memory_utilization,
+        ceiling_kv_bytes=policy.settings.kv_cache_bytes,
     )
 
 

@@ -79,6 +79,7 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
         swept=member.swept,
         emptied_generation=member.emptied_generation,
         fenced_generation=member.fenced_generation,
+        unreleased_generation=member.unreleased_generation,
         drained_generation=member.drained_generation,
         report_seq=member.outbox.last_seq,
         shared_digest=shared_digest,

@@ -167,11 +167,27 @@ class PlanDoubted:
 
 
 @dataclass(frozen=True, slots=True)
+class InContext:
+    """What was learned with one context (`Policy.context`).
+
+    `settings`: in force, as learned while `asked` were asked for, None = nothing was; `proven`, `silences`,
+    `learned`: as in `Kept`.
+    """
+
+    context: str = ""
+    settings: Settings | None = None
+    asked: Settings | None = None
+    proven: Settings | None = None
+    silences: tuple[tuple[Phase, float], ...] = ()
+    learned: Learned | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """What the coordinator keeps across its daemon's restarts and reboots, beside its settings.
 
     Attributes:
-        context: what all of it was learned with (`Policy.context`); under another one it is void.
+        context: what `proven` and `silences` were learned with (`Policy.context`).
         proven: the settings that last served for the cooldown: last known good.
         spent: the causes of the relaunches that still count, oldest first.
         silences: the longest silence of progress that a phase of a verified start has shown, seconds.
@@ -185,6 +201,7 @@ class Kept:
         needs: what only a person can do, where it is escalated; `may_pass`: it is tried again by itself;
             `awaits_reboot`: when the nodes that show it have booted anew;
             `config`: what was configured then: an edit is what a person can do.
+        others: what was learned with the last few other contexts, oldest first.
     """
 
     context: str = ""
@@ -204,6 +221,7 @@ class Kept:
     may_pass: bool = False
     awaits_reboot: bool = False
     config: str = ""
+    others: tuple[InContext, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +251,15 @@ class MemberRested:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryKept:
-    """Not all of a dead generation's memory came back: the next start is judged by what is there.
+class MemoryNotBack:
+    """A dead generation's memory was not measured back on this node in time; the fence is answered without.
 
-    `missing_bytes`: beside what was available before its start; `waited_s`: since its end.
+    `lacking_bytes`: how much less than before its start is available, None = unknown.
     """
 
     generation: int
-    missing_bytes: int
     waited_s: float
+    lacking_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +295,7 @@ Record = (
     | KeptChanged
     | MemberRan
     | MemberRested
-    | MemoryKept
+    | MemoryNotBack
     | Verified
     | InvariantBroken
 )

@@ -2,14 +2,16 @@
 
 It is back when what is available is what it was before the start, but for a tolerance. The driver may give it
 back later than the processes end, and slowly: while it still rises nobody goes on at the deadline. Where it
-has stopped and not all of it is there, that is said; the launch after it is judged by what there is
+has stopped and not all of it is there, or nobody knows, that is an answer of its own, and said; the launch
+after it is judged by what there is
 (`core.fitting`), and a fall with every start is a leak (`core.leak`).
 """
 
 from __future__ import annotations
 
-from sparkd.core.records import MemoryKept
+from sparkd.core.records import MemoryNotBack
 from sparkd.core.turn import Turn
+from sparkd.signals.model import MemorySample
 
 RISE_BYTES = 1 << 27
 """A smaller rise is the system's own coming and going."""
@@ -21,7 +23,7 @@ PATIENCE = 4
 
 def is_over(turn: Turn, emptied_at_s: float) -> bool:
     """Return whether the wait is over: all is back, or what is missing has stopped coming."""
-    if _is_back(turn, emptied_at_s):
+    if _is_back(turn):
         return True
     release_s, rose_at_s = turn.policy.memory_release_s, turn.member.rose_at_s
     if not turn.due(emptied_at_s + release_s):
@@ -38,18 +40,34 @@ def note_rise(turn: Turn, available_bytes: int) -> None:
         turn.set_member(news=False, rose_bytes=available_bytes, rose_at_s=turn.now)
 
 
-def _is_back(turn: Turn, emptied_at_s: float) -> bool:
-    member = turn.member
-    if member.baseline_bytes is None:
+def _is_back(turn: Turn) -> bool:
+    """Whether it was measured back. What was there before a start is unknown where nobody had measured."""
+    if not turn.member.ran:
         return True  # nothing was started here
-    sample = member.memory
-    if sample is None or sample.at_s < emptied_at_s:
+    before, sample = _available_before(turn), _sample_since(turn)
+    if before is None or sample is None:
         return False
-    return sample.available_bytes >= member.baseline_bytes - turn.policy.memory_tolerance_bytes
+    return sample.available_bytes >= before - turn.policy.memory_tolerance_bytes
+
+
+def _available_before(turn: Turn) -> int | None:
+    """Return what was available before the newest start, of an earlier daemon, too; None = unknown."""
+    member = turn.member
+    if member.baseline_bytes is not None or not member.returned:
+        return member.baseline_bytes
+    return member.returned[-1]
+
+
+def _sample_since(turn: Turn) -> MemorySample | None:
+    """Return the newest reading, None where it is of before the end."""
+    sample, since_s = turn.member.memory, turn.member.emptied_at_s
+    return sample if sample is not None and since_s is not None and sample.at_s >= since_s else None
 
 
 def _tell(turn: Turn, emptied_at_s: float) -> None:
-    member = turn.member
-    if member.baseline_bytes is not None and member.memory is not None:
-        missing = member.baseline_bytes - member.memory.available_bytes
-        turn.note(MemoryKept(member.emptied_generation, missing, waited_s=turn.now - emptied_at_s))
+    """The wait is over: the fence is answered, but not with what was not measured."""
+    before, sample = _available_before(turn), _sample_since(turn)
+    lacking = None if before is None or sample is None else before - sample.available_bytes
+    generation = turn.member.emptied_generation
+    turn.set_member(unreleased_generation=generation)
+    turn.note(MemoryNotBack(generation, turn.now - emptied_at_s, lacking))

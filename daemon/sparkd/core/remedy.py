@@ -13,7 +13,7 @@ from sparkd.core import ladder
 from sparkd.core.need import REFUSALS, Known, gib
 from sparkd.core.policy import Policy
 from sparkd.core.restart import Spent, backoff, spent_on
-from sparkd.signals.causes import cause_info
+from sparkd.signals.causes import UNKNOWN, cause_info
 from sparkd.signals.model import Diagnosis
 from sparkd.words import NO_SIZES, Settings, Sizes
 
@@ -36,8 +36,12 @@ NCCL = (
     "gloo_connect_failure",
     "c10d_connect_timeout",
 )
+NCCL_STEP = "memory_step_for_nccl"
+"""What is noted beside the causes of relaunches (`Facts.spent`) where an NCCL failure has taken its step."""
+EXHAUSTED_SHARE = 0.01
+"""A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
 AT_THE_FLOOR = "every memory setting is at its floor"
-UNDECIDED = ("unknown", "killed_unspecified", "engine_dead_unspecified")
+UNDECIDED = (UNKNOWN, "killed_unspecified", "engine_dead_unspecified")
 
 
 PROVEN = 0.9
@@ -68,7 +72,8 @@ class Action(StrEnum):
 class Facts:
     """What a remedy may use beside the diagnosis.
 
-    `causes`: of the earlier failures of this incident; `nodes`: every node's memory, the guilty one's counts.
+    `causes`: of the earlier failures of this incident; `nodes`: every node's memory, this one's first;
+    the guilty one's counts.
     """
 
     settings: Settings
@@ -92,7 +97,8 @@ class Facts:
 class Remedy:
     """What to change and do.
 
-    `needs`: what only a person can do, when it escalates; `memory`: the failure counts as one of memory.
+    `needs`: what only a person can do, when it escalates; `memory`: the failure counts as one of memory;
+    `once`: the name of a step that is not taken again soon, empty = none.
     """
 
     action: Action
@@ -101,14 +107,14 @@ class Remedy:
     backoff_s: float = 0.0
     needs: str = ""
     memory: bool = False
+    once: str = ""
 
 
 def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Remedy:
     """Return the remedy for *diagnosis* and its reason."""
     cause = diagnosis.cause
     facts = _comparable(_at(facts, diagnosis.node), diagnosis)
-    # A start that takes longer than the window allows still may not be tried for ever.
-    used = max(spent_on(cause, facts.spent, policy, now), facts.causes.count(cause))
+    used = _used(cause, facts, policy, now)
     if _held_by_others(diagnosis, facts, policy):
         return _wait_for_others(diagnosis, facts, policy, used)
     if cause in MEMORY:
@@ -121,9 +127,38 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     if used >= policy.transient_budget:
         text = f"{used} relaunches for {cause} did not help"
         return _escalate(facts, diagnosis, text)
-    if cause in NCCL and used >= 1:
-        return _second_nccl(diagnosis, facts, policy)
+    if cause in NCCL and (why := _asks_for_a_step(cause, facts, policy, now)):
+        return _nccl_step(diagnosis, facts, policy, why)
     return _relaunch(facts, policy, facts.settings, f"{cause} can pass: relaunch with unchanged settings")
+
+
+def account_of(cause: str) -> str:
+    """Return under which name the relaunches for *cause* are counted: its own, or that of all undecided ones.
+
+    A permanent cause is relaunched only where it is a mere suggestion: then nothing is decided either.
+    """
+    if cause in MEMORY:
+        return cause
+    return UNKNOWN if cause in UNDECIDED or cause_info(cause).permanent else cause
+
+
+def budget_of(account: str, policy: Policy) -> int:
+    """Return how many relaunches an account allows; those for memory are bounded by the ladder alone."""
+    return policy.unknown_unchanged + 1 if account == UNKNOWN else policy.transient_budget
+
+
+def _used(cause: str, facts: Facts, policy: Policy, now: float) -> int:
+    """Return how many relaunches the account of *cause* has cost.
+
+    A start that takes longer than the window allows still may not be tried for ever.
+    """
+    account = account_of(cause)
+    spent = tuple((account_of(name), at_s) for name, at_s in facts.spent)
+    return max(spent_on(account, spent, policy, now), _accounts(facts.causes).count(account))
+
+
+def _accounts(causes: tuple[str, ...]) -> list[str]:
+    return [account_of(cause) for cause in causes]
 
 
 def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
@@ -155,15 +190,22 @@ def _wait_for_others(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: i
 
 
 def _at(facts: Facts, node: str | None) -> Facts:
-    """Return the facts with the memory of the guilty node; where nobody is known, of the emptiest."""
-    known = [n for n in facts.nodes if n.lowest_available_bytes is not None and node in {None, n.node}]
-    if not known:
+    """Return the facts with the memory of the guilty node; where nobody is known, of the emptiest.
+
+    What a guilty node does not tell is unknown: no other node's reading stands in for it.
+    """
+    if not facts.nodes:
         return facts
-    emptiest = min(known, key=lambda n: (n.lowest_available_bytes or 0, n.node))
+    known = [n for n in facts.nodes if n.lowest_available_bytes is not None and node in {None, n.node}]
+    unknown = NodeMemory(node or "")
+    emptiest = min(known, key=lambda n: (n.lowest_available_bytes or 0, n.node), default=unknown)
     return replace(
         facts,
         total_bytes=emptiest.total_bytes or facts.total_bytes,
         baseline_bytes=emptiest.baseline_bytes,
+        loading_available_bytes=facts.loading_available_bytes
+        if emptiest.node == facts.nodes[0].node
+        else None,
         lowest_available_bytes=emptiest.lowest_available_bytes,
     )
 
@@ -224,9 +266,9 @@ def _too_much(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> int:
 
 def _takes_a_step(cause: str, before: tuple[str, ...], policy: Policy) -> bool:
     """Whether a failure after those *before* changed the memory settings: others can pass unchanged."""
-    if cause in UNDECIDED:
-        return before.count(cause) >= policy.unknown_unchanged
-    return cause in MEMORY or (cause in NCCL and cause in before)
+    if account_of(cause) == UNKNOWN:
+        return _accounts(before).count(UNKNOWN) >= policy.unknown_unchanged
+    return cause in MEMORY or (cause in NCCL and sum(name in NCCL for name in before) == 1)
 
 
 def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
@@ -239,11 +281,34 @@ def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) ->
     return _relaunch(facts, policy, lowered[0], f"cause still unknown, one memory step: {lowered[1]}")
 
 
-def _second_nccl(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
+def _exhausted(facts: Facts, policy: Policy) -> bool:
+    """Whether the node was as empty as a kill for memory leaves it; the sample is a second old at most."""
+    if facts.lowest_available_bytes is None or not facts.total_bytes:
+        return False
+    return facts.lowest_available_bytes < policy.guard_floor_bytes + EXHAUSTED_SHARE * facts.total_bytes
+
+
+def _asks_for_a_step(cause: str, facts: Facts, policy: Policy, now: float) -> str:
+    """Return why an NCCL failure is answered with a step in memory, empty = it is not.
+
+    The network's failures have many names and one cause: one step in all, when they come a second time, or at
+    once where the node was as empty as a kill leaves it.
+    """
+    if spent_on(NCCL_STEP, facts.spent, policy, now):
+        return ""
+    recent = sum(spent_on(name, facts.spent, policy, now) for name in NCCL)
+    if max(recent, sum(name in NCCL for name in facts.causes)) == 1:
+        return f"{cause} again"
+    left = gib(facts.lowest_available_bytes or 0)
+    return f"{cause} with only {left} available on the node" if _exhausted(facts, policy) else ""
+
+
+def _nccl_step(diagnosis: Diagnosis, facts: Facts, policy: Policy, why: str) -> Remedy:
     lowered = _one_step(diagnosis, facts, policy)
     if lowered is None:
-        return _relaunch(facts, policy, facts.settings, f"{diagnosis.cause} again, memory at its floor")
-    return _relaunch(facts, policy, lowered[0], f"{diagnosis.cause} again, one memory step: {lowered[1]}")
+        return _relaunch(facts, policy, facts.settings, f"{why}, memory at its floor")
+    stepped = _relaunch(facts, policy, lowered[0], f"{why}, one memory step: {lowered[1]}")
+    return replace(stepped, once=NCCL_STEP)
 
 
 def _one_step(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> tuple[Settings, str] | None:

@@ -20,6 +20,7 @@ from sparkd.core.need import RAISED_THRESHOLD, Need, gib
 from sparkd.core.policy import Policy
 from sparkd.core.spikes import (
     DEFAULT_BATCHED_TOKENS,
+    DEFAULT_SEQS,
     certainty_bytes,
     step_bytes,
     sure_bytes,
@@ -86,7 +87,7 @@ def lower_kv(settings: Settings, need: Need, floors: Floors) -> Step:
     before = need.known.cache_bytes
     if before is None or before <= 0:
         return lower_utilization(settings, need, floors)
-    target = max(before - need.free_bytes, floors.kv_cache_bytes)
+    target = _at_most_asked(max(before - need.free_bytes, floors.kv_cache_bytes), need)
     if target >= before:
         return None
     lowered = lower_utilization(settings, replace(need, free_bytes=before - target), floors)
@@ -99,7 +100,13 @@ def pin_kv(settings: Settings, need: Need) -> Settings:
     known = need.known.cache_bytes
     if settings.kv_cache_bytes is not None or known is None or known <= 0:
         return settings
-    return replace(settings, kv_cache_bytes=known)
+    return replace(settings, kv_cache_bytes=_at_most_asked(known, need))
+
+
+def _at_most_asked(kv_cache_bytes: int, need: Need) -> int:
+    """A cache that vLLM sized by its share may be larger than the one that the operator pinned."""
+    ceiling = need.ceiling_kv_bytes
+    return kv_cache_bytes if ceiling is None else min(kv_cache_bytes, ceiling)
 
 
 def lower_utilization(settings: Settings, need: Need, floors: Floors) -> Step:
@@ -144,10 +151,14 @@ def fit_pin(settings: Settings, need: Need, floors: Floors) -> Step:
 
 
 def unpin(settings: Settings, need: Need, _floors: Floors) -> Step:
-    """Let vLLM size the cache within its share, where nobody knows yet what the weights leave."""
-    if settings.kv_cache_bytes is None or need.projected_bytes is not None:
+    """Let vLLM size the cache within its share, where nobody knows yet what the weights leave.
+
+    Not where the operator pins it: the share could leave more than that, which is no step down.
+    """
+    cache = settings.kv_cache_bytes
+    if cache is None or need.ceiling_kv_bytes is not None or need.projected_bytes is not None:
         return None
-    text = f"KV cache not of {gib(settings.kv_cache_bytes)} but what vLLM's share leaves (weights not known)"
+    text = f"KV cache not of {gib(cache)} but what vLLM's share leaves (weights not known)"
     return replace(settings, kv_cache_bytes=None), text
 
 
@@ -168,12 +179,20 @@ def _floor_share(value: float) -> float:
 
 
 def lower_batched_tokens(settings: Settings, _need: Need, floors: Floors) -> Step:
-    """Halve the tokens of one step: the activation peak of profiling; costs prefill speed."""
+    """Halve the tokens of one step: the activation peak of profiling; costs prefill speed.
+
+    A step holds a token of each of its requests (vLLM refuses fewer, `config/scheduler.py`): they go down
+    together, to the floor that is reached first.
+    """
     before = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    after = max(before // 2, floors.max_num_batched_tokens)
+    requests = settings.max_num_seqs or DEFAULT_SEQS
+    after = max(before // 2, floors.max_num_batched_tokens, min(requests, floors.max_num_seqs))
     if after >= before:
         return None
-    return replace(settings, max_num_batched_tokens=after), f"batched tokens {before} -> {after}"
+    lowered, said = replace(settings, max_num_batched_tokens=after), f"batched tokens {before} -> {after}"
+    if requests <= after:
+        return lowered, said
+    return replace(lowered, max_num_seqs=after), f"{said}, requests of a step {requests} -> {after}"
 
 
 def halve_above_default(settings: Settings, need: Need, floors: Floors) -> Step:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from sparkd.sizing.declared import BESIDE_BYTES as BESIDE_WEIGHTS_BYTES
 from sparkd.sizing.declared import (
     DEFAULT_BATCHED_TOKENS,
+    DEFAULT_SEQS,
     DEVICE_RESERVE_BYTES,
     DEVICE_USED_BYTES,
     GRAPHS_BEYOND,
@@ -24,6 +25,7 @@ from sparkd.words import GIB, CudaGraph, Phase, Settings
 __all__ = [
     "BESIDE_WEIGHTS_BYTES",
     "DEFAULT_BATCHED_TOKENS",
+    "DEFAULT_SEQS",
     "DEVICE_RESERVE_BYTES",
     "DEVICE_USED_BYTES",
     "GRAPHS_BEYOND",

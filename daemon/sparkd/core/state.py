@@ -8,14 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkd.core.context import same_context
-from sparkd.core.edited import settings_in_force, within
 from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
-from sparkd.core.leak import leaks
 from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, UnitState
-from sparkd.core.policy import Policy
-from sparkd.core.records import Kept, Times
-from sparkd.core.restart import backoff
+from sparkd.core.records import InContext, Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.sizing.model import Learned
 from sparkd.sizing.sized import Sized
@@ -95,7 +90,8 @@ class Member:
     `unclean_generation`: what ran here when an earlier boot ended without rest, 0 = nothing; `returned`:
     memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
     the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet;
-    `rose_bytes`, `rose_at_s`: what was available when it last rose after the last end, and when that was.
+    `unreleased_generation`: as in `MemberStatus`; `rose_bytes`, `rose_at_s`: what was available when it last
+    rose after the last end, and when that was.
     """
 
     intent: Intent | None = None
@@ -110,6 +106,7 @@ class Member:
     rose_at_s: float = float("-inf")
     emptied_generation: int = 0
     fenced_generation: int = 0
+    unreleased_generation: int = 0
     draining_generation: int = 0
     drained_generation: int = 0
     memory: MemorySample | None = None
@@ -236,7 +233,8 @@ class Coordinator:
     `retrying`: an escalation that tries again by itself; `awaits_reboot`: one that a reboot ends; `verified`:
     the settings that served last; `edited`: what was edited since the start of what was taken over, for the
     next start; `learned`: what the measured peaks `learned_from` teach the next estimate; `failed`: settings
-    that were given up for a memory reason; `kept`: what is on disk of all this.
+    that were given up for a memory reason; `context`: what it is all learned with, `others`: what was with
+    other ones; `kept`: what is on disk of all this.
     """
 
     phase: Phase = Phase.IDLE
@@ -281,6 +279,8 @@ class Coordinator:
     forgiven: int = 0
     unclean: int = 0
     edited: tuple[tuple[str, Any], ...] = ()
+    context: str = ""
+    others: tuple[InContext, ...] = ()
     kept: Kept = field(default_factory=Kept)
 
 
@@ -320,84 +320,3 @@ class State:
             if peer.node == node:
                 return peer
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """What survives a restart of the daemon, read from disk before the first step.
-
-    `unclean_generation`: what ran when an earlier boot ended; `returned`: as in `Member`, of this boot;
-    `unrested`: something ran in this boot and has not been noted as resting.
-    """
-
-    seen: Stamp = NO_STAMP
-    incidents: int = 0
-    settings: Settings | None = None
-    asked: Settings | None = None
-    kept: Kept = field(default_factory=Kept)
-    unclean_generation: int = 0
-    returned: tuple[int, ...] = ()
-    unrested: bool = False
-
-
-def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -> State:
-    """Return the state of a daemon that has just started."""
-    member = Member(
-        unclean_generation=remembered.unclean_generation,
-        returned=remembered.returned,
-        leaking=leaks(remembered.returned, policy),
-        ran=remembered.unrested,
-    )
-    return State(
-        node=policy.node,
-        instance=instance,
-        member=member,
-        peers=tuple(Peer(node=name) for name, _ in policy.nodes if name != policy.node),
-        coordinator=_coordinator(policy, remembered, now) if policy.is_head else None,
-        seen=remembered.seen,
-        head=policy.head,
-    )
-
-
-def config_of(policy: Policy) -> str:
-    """Return a name of what is configured on the head: another one once a person has edited anything."""
-    return f"{policy.shared_digest} {policy.node_digest}"
-
-
-def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordinator:
-    """Take over what was kept, as far as it still says something; budgets count on from now."""
-    kept = remembered.kept
-    valid = same_context(kept.context, policy.context)
-    same = valid and remembered.asked in {None, policy.settings}
-    asked, floors = policy.settings, policy.floors
-    learned = remembered.settings if valid else None
-    proven = kept.proven if valid and remembered.asked == asked else None
-    escalated = bool(kept.needs) and kept.config == config_of(policy) and not policy.observe_only
-    retry_at_s = now + policy.escalated_retry_s if escalated and kept.may_pass else None
-    return Coordinator(
-        phase=Phase.ESCALATED if escalated else Phase.IDLE,
-        needs=kept.needs if escalated else "",
-        retry_at_s=retry_at_s,
-        awaits_reboot=escalated and kept.awaits_reboot,
-        streak=kept.streak if same else 0,
-        climbed=kept.climbed and same,
-        # Nobody knows how much of the wait has passed: it is waited for anew.
-        backoff_until_s=now + backoff(kept.streak, policy) if same and kept.phase in _WAITED else None,
-        phase_since_s=now,
-        target=policy.autostart if kept.target is None else kept.target,
-        asked_target=kept.target,
-        asked_pause=kept.paused,
-        settings=within(settings_in_force(learned, remembered.asked, asked), asked, floors),
-        incidents=remembered.incidents,
-        spent=tuple((cause, now) for cause in kept.spent),
-        pause_wanted=policy.observe_only or kept.paused,
-        proven=proven if proven is not None and within(proven, asked, floors) == proven else None,
-        silences=kept.silences if valid else (),
-        learned=kept.learned if valid else None,
-        forgiven=kept.forgiven,
-        unclean=kept.unclean,
-        kept=kept,
-    )
-
-
-_WAITED = (Phase.FAILING, Phase.BACKING_OFF)

@@ -24,8 +24,7 @@ def admit(turn: Turn) -> bool:
     incident.open_incident(turn, reason, generation)
     if _too_often(turn, node, generation):
         return False
-    _step_down(turn, node, reason)
-    return True
+    return _step_down(turn, node, reason)
 
 
 def _went_down(node: str, generation: int) -> str:
@@ -48,7 +47,11 @@ def _newest(turn: Turn) -> tuple[str, int]:
     return max(found, key=lambda entry: entry[1])
 
 
-def _step_down(turn: Turn, node: str, reason: str) -> None:
+def _step_down(turn: Turn, node: str, reason: str) -> bool:
+    """Take one step in memory; return whether a launch may follow. Where the ladder ends, a person is needed.
+
+    The same settings again could cost the node's power once more.
+    """
     lead = turn.lead
     assumed = Diagnosis("uma_host_exhaustion", None, node, False, 1.0, reason)
     case = incident.case_of(turn, Evidence(), 1)
@@ -61,7 +64,7 @@ def _step_down(turn: Turn, node: str, reason: str) -> None:
             incident=number,
             generation=turn.lead.forgiven,
             diagnosis=known,
-            action=remedy.Action.RELAUNCH,
+            action=chosen.action,
             explanation=text,
             settings_before=lead.settings,
             settings_after=chosen.settings,
@@ -69,7 +72,11 @@ def _step_down(turn: Turn, node: str, reason: str) -> None:
             times=Times(detected_s=turn.now, decided_s=turn.now),
         )
     )
+    if chosen.action is remedy.Action.ESCALATE:
+        incident.escalate(turn, f"{reason}; {text}", chosen.needs)
+        return False
     if chosen.settings != lead.settings:
         turn.note(SettingsAdopted(settings=chosen.settings, reason=text))
         turn.set_lead(settings=chosen.settings, trial=False)
         incident.give_up(turn, lead.settings)
+    return True

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparkd.core import fence, launch, remedy, restart
+from sparkd.core import fence, launch, remedy
 from sparkd.core.decision import follow
 from sparkd.core.incident import case_of
 from sparkd.core.membership import missing, unproven
@@ -60,6 +60,9 @@ def explain(state: State, policy: Policy, now: float) -> dict[str, Any]:
         "left_s": None if wait.left_s is None else max(0.0, wait.left_s),
         "then": wait.then,
         "if_memory": _if_memory(turn) if lead.phase in LIVE else None,
+        "memory_not_back": [
+            {"node": node, "generation": last} for node, last in fence.memory_not_back(state)
+        ],
         "budget": _budget(lead, policy, now),
         "needs": lead.needs,
     }
@@ -195,17 +198,22 @@ def _if_memory(turn: Turn) -> str:
 
 
 def _budget(lead: Coordinator, policy: Policy, now: float) -> list[dict[str, Any]]:
-    """Return, per cause that has cost relaunches, how many are left and when the first counts no more."""
-    causes = sorted({cause for cause, _ in lead.spent})
+    """Return, per account that has cost relaunches, how many are left and when the first counts no more.
+
+    What no evidence decides has one account, under `unknown`, whatever it looked like.
+    """
+    since_s = now - policy.budget_window_s
+    spent = [
+        (remedy.account_of(cause), at_s)
+        for cause, at_s in lead.spent
+        if at_s > since_s and cause not in (*remedy.MEMORY, remedy.NCCL_STEP)
+    ]
     return [
         {
-            "cause": cause,
-            "left": max(0, policy.transient_budget - restart.spent_on(cause, lead.spent, policy, now)),
-            "of": policy.transient_budget,
-            "until_s": max(
-                0.0, min(restart.counted(cause, lead.spent, policy, now)) + policy.budget_window_s - now
-            ),
+            "cause": account,
+            "left": max(0, remedy.budget_of(account, policy) - [name for name, _ in spent].count(account)),
+            "of": remedy.budget_of(account, policy),
+            "until_s": min(at_s for name, at_s in spent if name == account) - since_s,
         }
-        for cause in causes
-        if cause not in remedy.MEMORY and restart.spent_on(cause, lead.spent, policy, now)
+        for account in sorted({name for name, _ in spent})
     ]

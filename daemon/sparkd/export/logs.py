@@ -18,7 +18,7 @@ from sparkd.core.records import (
     KeptChanged,
     MemberRan,
     MemberRested,
-    MemoryKept,
+    MemoryNotBack,
     MessageDropped,
     PeerChanged,
     PhaseChanged,
@@ -135,17 +135,16 @@ def line_of(record: Record) -> tuple[int, str, dict[str, Any]]:
             | MemberRan()
             | MemberRested()
             | PlanDoubted()
-            | MemoryKept()
         ):
             level = logging.DEBUG if isinstance(record, _FOR_THE_DISK) else logging.INFO
-            level = logging.WARNING if isinstance(record, PlanDoubted | MemoryKept) else level
+            level = logging.WARNING if isinstance(record, PlanDoubted) else level
             return level, _EVENTS[type(record)], asdict(record)
         case PeerChanged(present=there) | SessionChanged(connected=there):
             return logging.INFO if there else logging.WARNING, _EVENTS[type(record)], asdict(record)
         case StampAdvanced(seen=seen):
             return logging.INFO, "stamp_advanced", asdict(seen)
-        case IncidentOpened():
-            return logging.WARNING, "incident_opened", asdict(record)
+        case IncidentOpened() | MemoryNotBack():
+            return logging.WARNING, _EVENTS[type(record)], asdict(record)
         case Remedied():
             return logging.WARNING, "remedied", _remedied(record)
         case IncidentClosed():
@@ -172,7 +171,8 @@ _EVENTS: dict[type[Any], str] = {
     MemberRan: "member_ran",
     MemberRested: "member_rested",
     PlanDoubted: "plan_doubted",
-    MemoryKept: "memory_kept",
+    IncidentOpened: "incident_opened",
+    MemoryNotBack: "memory_not_back",
 }
 
 

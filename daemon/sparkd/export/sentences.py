@@ -16,12 +16,21 @@ def now_lines(document: dict[str, Any]) -> list[str]:
         lines.append(progress_text(document["phase"], document["progress"]))
     if document["phase"] == "waiting":
         lines += [f"waiting: {reason}" for reason in document["waiting"] or [UNKNOWN]]
+    lines += [not_back_text(told) for told in document["memory_not_back"]]
     incident = document["incident"]
     if incident is not None:
         lines.append(incident_text(incident))
     if document["backoff_s"] is not None:
         lines.append(f"relaunch in {about_text(document['backoff_s'])}: {(incident or {}).get('remedy', '')}")
     return lines
+
+
+def not_back_text(told: dict[str, Any]) -> str:
+    """Return what a node answered where the memory of a dead generation did not come back in time."""
+    return (
+        f"{told['node']}: the memory of generation {told['generation']} was not measured back in time; "
+        "the next start goes on without"
+    )
 
 
 def traffic_text(traffic: dict[str, Any]) -> str:

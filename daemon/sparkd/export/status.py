@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkd.core import guards
+from sparkd.core.fence import memory_not_back
 from sparkd.core.messages import GuardSeen, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.state import Incident, Peer, State
@@ -74,6 +75,7 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "settings": _settings(state, policy, about),
         "held": _held(state),
         "progress": _progress(state, policy, now),
+        "memory_not_back": [{"node": node, "generation": last} for node, last in memory_not_back(state)],
         "waiting": None if coordinator is None else list(coordinator.waiting),
         "backoff_s": _backoff(state, now),
         "incident": None if coordinator is None else _incident(coordinator.incident, now),

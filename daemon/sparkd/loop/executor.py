@@ -105,7 +105,7 @@ class Executor:
             self.failed += 1
             reason = f"{type(error).__name__}: {error}"[:300]
             log.warning("command failed", command=name, reason=reason)
-            self._emit(ev.CommandFailed(command=name, reason=reason))
+            self._emit(_failed(command, reason))
 
     async def _sweep(self, _command: co.SweepLeftovers) -> None:
         swept = await self._world.units.sweep()
@@ -164,6 +164,13 @@ class Executor:
 
     async def _end(self, _command: co.EndDaemon) -> None:
         self._world.end()
+
+
+def _failed(command: co.Command, reason: str) -> ev.CommandFailed:
+    name = type(command).__name__
+    if isinstance(command, co.StartUnit):
+        return ev.CommandFailed(name, reason, command.unit, command.stamp.generation)
+    return ev.CommandFailed(name, reason)
 
 
 def _deadline(command: co.Command) -> float:

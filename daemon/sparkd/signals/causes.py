@@ -156,7 +156,11 @@ _ALL = (
         "this vLLM does not know the model's architecture",
         "Use a newer vLLM or another model.",
     ),
-    _permanent("broken_install", "the engine's environment is broken", "Rebuild the engine's environment."),
+    _permanent(
+        "broken_install",
+        "the engine's environment is broken",
+        "Rebuild the engine's environment; where a unit of sparkd is missing: sudo sparkctl install.",
+    ),
     _permanent(
         "missing_python_dependency",
         "a Python module is missing",

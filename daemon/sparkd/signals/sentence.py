@@ -115,6 +115,8 @@ def _subject(root: Signal) -> str:
     title = cause_info(root.cause).title
     if root.cause == UNKNOWN and root.proof is Proof.SUGGESTS:
         title = "a step did not end, and nothing tells a node that hangs from one that is lost"
+    elif root.cause == UNKNOWN and root.id == "observed_start_failed":
+        title = "a unit could not be started, and the error decides no cause"
     elif root.cause == UNKNOWN:
         ended = root.id != "unexplained_error"
         title = f"an error {'ended the engine' if ended else 'is in view'}, and no evidence says why"

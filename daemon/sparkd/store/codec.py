@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from sparkd.core.records import Kept, Record
+from sparkd.core.records import InContext, Kept, Record
 from sparkd.sizing.model import Learned
 from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
 
@@ -48,7 +49,7 @@ def kept_from(body: dict[str, Any]) -> Kept:
             context=str(body["context"]),
             proven=settings_from(body["proven"]),
             spent=tuple(map(str, body["spent"])),
-            silences=tuple((Phase(name), float(silence_s)) for name, silence_s in body["silences"]),
+            silences=_silences_from(body["silences"]),
             forgiven=int(body["forgiven"]),
             unclean=int(body["unclean"]),
             learned=_learned_from(body.get("learned")),
@@ -62,6 +63,7 @@ def kept_from(body: dict[str, Any]) -> Kept:
             may_pass=bool(body.get("may_pass", False)),
             awaits_reboot=bool(body.get("awaits_reboot", False)),
             config=str(body.get("config", "")),
+            others=tuple(filter(None, map(_in_context_from, body.get("others", ())))),
         )
     except (KeyError, TypeError, ValueError):
         return Kept()
@@ -72,6 +74,27 @@ def _learned_from(body: dict[str, Any] | None) -> Learned | None:
         return None
     by_phase = tuple((Phase(name), int(delta)) for name, delta in body["by_phase"])
     return Learned(int(body["kv_cache_bytes"]), by_phase)
+
+
+def _in_context_from(body: object) -> InContext | None:
+    """Return what *body* says was learned, None where it cannot be understood: the rest still counts."""
+    if not isinstance(body, dict):
+        return None
+    try:
+        return InContext(
+            context=str(body["context"]),
+            settings=settings_from(body["settings"]),
+            asked=settings_from(body["asked"]),
+            proven=settings_from(body["proven"]),
+            silences=_silences_from(body["silences"]),
+            learned=_learned_from(body.get("learned")),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _silences_from(pairs: Iterable[tuple[str, float]]) -> tuple[tuple[Phase, float], ...]:
+    return tuple((Phase(name), float(silence_s)) for name, silence_s in pairs)
 
 
 def _finite(value: Any) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from sparkd.core.beginning import Remembered
 from sparkd.core.records import Record, StampAdvanced
-from sparkd.core.state import Remembered
 from sparkd.store.history import History, Recalled, Retention, Row
 from sparkd.store.stamp import StampFile
 from sparkd.store.view import HistoryView

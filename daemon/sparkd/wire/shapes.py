@@ -169,6 +169,7 @@ STATUS = shape(
         "swept": flag(),
         "emptied_generation": COUNT,
         "fenced_generation": COUNT,
+        "unreleased_generation": COUNT,
         "drained_generation": COUNT,
         "report_seq": COUNT,
         "shared_digest": DIGEST,

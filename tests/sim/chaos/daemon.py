@@ -18,10 +18,10 @@ from sim.chaos.post import Letter, Post, PostRefusedError, event_of
 from sparkd.core import commands as co
 from sparkd.core import events as ev
 from sparkd.core import step as stepping
+from sparkd.core.beginning import initial
 from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
 from sparkd.core.policy import Policy
 from sparkd.core.records import DURABLE
-from sparkd.core.state import initial
 from sparkd.core.step import Step, next_deadline
 from sparkd.wire import Will
 

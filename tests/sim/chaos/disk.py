@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sparkd.core.beginning import Remembered
 from sparkd.core.records import (
     IncidentOpened,
     KeptChanged,
@@ -15,7 +16,6 @@ from sparkd.core.records import (
     SettingsAdopted,
     StampAdvanced,
 )
-from sparkd.core.state import Remembered
 from sparkd.words import Settings, Stamp
 
 VERSIONS_MAX = 12

@@ -81,7 +81,7 @@ def _start(daemon: Daemon, command: co.StartUnit) -> None:
         daemon.emit(ev.UnitStartFailed(unit, generation, "OSError: no such file"))
         daemon.world.blame_generation(generation, "start failed")
     elif machine.start_fails:
-        daemon.emit(ev.CommandFailed(command="StartUnit", reason="TimeoutError"))
+        daemon.emit(ev.CommandFailed("StartUnit", "TimeoutError", unit, generation))
         daemon.world.blame_generation(generation, "start failed")
     else:
         tree = machine.start(daemon, command)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sim.chaos import memory, truth
 from sparkd.core import events as ev
+from sparkd.core.beginning import config_of
 from sparkd.core.messages import Intent
 from sparkd.core.policy import Policy
 from sparkd.core.records import (
@@ -21,7 +22,6 @@ from sparkd.core.records import (
     WaitingFor,
 )
 from sparkd.core.remedy import MEMORY, UNDECIDED
-from sparkd.core.state import config_of
 from sparkd.signals.causes import cause_info
 from sparkd.words import GIB, Backend, CudaGraph, Floors, LoadFormat, Phase, Settings
 
@@ -211,7 +211,7 @@ class Judgements:
         self._backoff(record, policy)
         self.not_before_s = now + record.backoff_s - EARLY_S
         if not _is_boot(record):
-            self._spend(cause, now, daemon)
+            self._spend(record, now, daemon)
         if cause in MEMORY and not _held_by_others(record):
             self.failed[record.settings_before] = cause
 
@@ -230,13 +230,15 @@ class Judgements:
             text = f"failure {self.failures}: {record.backoff_s:.1f} s, {low:.1f} to {high:.1f} s are due"
             self.world.violate("backoff is respected", text)
 
-    def _spend(self, cause: str, now: float, daemon: Daemon) -> None:
-        policy = daemon.policy
-        self.relaunches.append((cause, now))
-        since_s = now - policy.budget_window_s
-        used = sum(1 for name, at_s in self.relaunches if name == cause and at_s > since_s)
-        if cause in MEMORY:
+    def _spend(self, record: Remedied, now: float, daemon: Daemon) -> None:
+        """What nothing decided has one account, but for what counted as of memory: the ladder bounds that."""
+        policy, cause = daemon.policy, record.diagnosis.cause
+        if cause in MEMORY or record.explanation.startswith("nothing says who ended it"):
             return
+        account = "unknown" if cause in UNDECIDED else cause
+        self.relaunches.append((account, now))
+        since_s = now - policy.budget_window_s
+        used = sum(1 for name, at_s in self.relaunches if name == account and at_s > since_s)
         most = policy.unknown_unchanged + 1 if cause in UNDECIDED else policy.transient_budget
         if used > most:
             self.world.violate("budgets are respected", f"{used} relaunches for {cause}, {most} allowed")
