@@ -26,7 +26,7 @@ KNOWN = {
     "stale_status_counts": (67,),
     "plan_not_compared": (53,),
     "older_answer_counts": (2,),
-    "unkillable_is_gone": (157,),
+    "unkillable_is_gone": (171,),
     "always_present": (121,),
     "stall_is_silence": (94,),
     "stop_not_obeyed": (47,),
