@@ -30,6 +30,9 @@ SHARDS = 39
 LONG_AGO_S = 3600
 RAY_DIR_BYTES_MAX = 43
 
+WATCHED = {"SPARKD_SETTINGS__RAY_MEMORY_THRESHOLD": "0.95"}
+"""Ray's monitor as Ray has it: there is something to loosen."""
+
 CONFIG = """
 [cluster]
 name = "{cluster}"
@@ -65,9 +68,6 @@ version = "0.32.0"
 api_host = "127.0.0.2"
 api_port = {api}
 master_port = {master}
-
-[settings]
-ray_memory_threshold = 0.95
 
 [broker]
 host = "{broker_host}"
@@ -226,7 +226,7 @@ def make(
         _setup(node, directory / node, pages[index], ports["peer"], ray_dirs[index])
         for index, node in enumerate(NODES)
     ]
-    return Standin(Cluster(setups, config, {}), directory, name, ports, ray_dirs)
+    return Standin(Cluster(setups, config, WATCHED), directory, name, ports, ray_dirs)
 
 
 def _ray_dir(directory: Path, index: int) -> Path:

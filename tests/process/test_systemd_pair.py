@@ -65,6 +65,10 @@ def test_the_daemon_says_what_it_does(pair) -> None:
         assert machine.shown("sparkd.service", "User") == "sparkd"
         assert machine.shown("sparkd.target", "ActiveState") == "active"
         assert machine.shown("sparkd-guard.service", "ActiveState") == "active"
+    said = pair.until(lambda status: status["guard_enforcing"], 20.0)
+    assert [node["guard"] for node in said["nodes"]] == ["enforcing", "enforcing"]
+    assert said["settings"]["in_force"]["ray_memory_threshold"] is None, "every guard watches: Ray's need not"
+    assert said["settings"]["changed"] == []
 
 
 def test_a_unit_that_a_person_stops_stays_stopped(pair) -> None:

@@ -20,15 +20,15 @@ SEEDS_MAX = 600
 KNOWN = {
     "stop_not_kept": (123,),
     "cause_invented": (24,),
-    "down_at_once": (42,),
+    "down_at_once": (50,),
     "epoch_not_renewed": (95,),
     "peers_stamps_unheard": (59,),
-    "stale_status_counts": (31,),
+    "stale_status_counts": (67,),
     "plan_not_compared": (53,),
-    "older_answer_counts": (69,),
-    "unkillable_is_gone": (157,),
+    "older_answer_counts": (2,),
+    "unkillable_is_gone": (171,),
     "always_present": (121,),
-    "stall_is_silence": (94,),
+    "stall_is_silence": (75,),
     "stop_not_obeyed": (47,),
 }
 """Where what is found late was found last: looked at first, to save the worlds before it."""

@@ -172,7 +172,8 @@ class World:
 
     def _boot(self, node: Sim) -> None:
         self.tell(node, ev.MemoryObserved(MemorySample(self.now, node.available_bytes, TOTAL_BYTES)))
-        self.tell(node, ev.GuardObserved(self.guards[node.name]))
+        if self.guards[node.name] is not UNSEEN:
+            self.tell(node, ev.GuardObserved(self.guards[node.name]))
         if self.broker:
             self.tell(node, ev.BrokerChanged(True))
         for (kind, sender), message in list(self.retained.items()):
