@@ -53,6 +53,18 @@ def test_what_the_engine_says_of_its_end_is_not_acquitted() -> None:
     assert cause((0.0, "log", CORE), (1.0, "log", ANSWER)) != "none"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "thermal thermal_zone0: critical temperature reached, shutting down",
+        "reboot: HARDWARE PROTECTION shutdown (Temperature too high)",
+    ],
+)
+def test_what_still_answers_on_a_node_that_shuts_itself_down_acquits_nothing(text: str) -> None:
+    works = [(20.0, "log", ANSWER), (21.0, "log", RATE), (40.0, "log", RATE)]
+    assert cause((0.0, "log", RATE), (1.0, "kernel", text), *works) == "host_overheated"
+
+
 def test_what_ended_an_earlier_start_stays() -> None:
     again = [(2.0, "log", CONFIG), (9.0, "log", READY)]
     assert (

@@ -29,13 +29,14 @@ _LASTING_IDS = WAITS | {"requests_failed"}
 # Ends that nothing before needs to explain: a stop, an exception that nobody knows.
 _NO_END = frozenset({"clean_shutdown", UNKNOWN})
 _FELT_LATER = frozenset({"gpu_xid", "ib_roce_error"})
-# The engine's own words that it ends.
+# The engine's own words that it ends, and the node's that it shuts itself down.
 _DECLARED = frozenset(
     {
         "engine_core_cancelled",
         "engine_core_died",
         "engine_core_failed",
         "engine_dead",
+        "thermal_critical",
         "worker_died_local",
         "worker_died_ray",
         "worker_exception",
@@ -227,5 +228,5 @@ def _is_proof(signal: Signal, seen: Sequence[float], ends: Sequence[tuple[float,
 
 
 def _is_declared(end: Signal) -> bool:
-    """Return whether the engine itself says that it is ending: what its API server still does is no work."""
+    """Return whether the engine or its node says that it is ending: what still answers is no work."""
     return end.id in _DECLARED or end.cause in HANGS
