@@ -149,9 +149,11 @@ class Assessor:
                 self._signals = [s for s in self._signals if not _is_part(s, signal)]
                 self._count_wait(signal, whole)
                 phase = signal.phase or (phase_of(whole.text) if signal.fatal else None)
-                self._signals.append(replace(signal, at_s=places.time_of(signal), phase=phase))
+                read = replace(signal, at_s=places.time_of(signal), phase=phase)
+                self._signals.append(foreigners.attributed(read, self._follower.speakers()))
         if not self._errors:
-            failed = _error_in(whole, self.catalogue, self.read_line)
+            heard = foreigners.without_chatter(whole, self._follower.speakers())
+            failed = _error_in(heard, self.catalogue, self.read_line)
             self._errors = {} if failed is None else {whole.source: failed}
         return self.finish()
 
@@ -258,7 +260,8 @@ class Assessor:
         phase = signal.phase
         if phase is None and signal.fatal:
             phase = self._follower.frames(record.source, record.node)
-        return replace(signal, at_s=at_s, phase=phase)
+        placed = replace(signal, at_s=at_s, phase=phase)
+        return foreigners.attributed(placed, self._follower.speakers())
 
 
 def assess(

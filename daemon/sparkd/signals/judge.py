@@ -101,7 +101,7 @@ def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
 
 def _unheard(raw: Sequence[Signal], evidence: Evidence) -> dict[Signal, str]:
     """Return the signals that are not about this engine's end, each with the reason."""
-    foreign = [s for s in raw if s.source in evidence.foreign and s.cause in foreigners.CAUSES]
+    foreign = [s for s in raw if s.source in evidence.foreign and foreigners.may_be_anybodys(s)]
     ours = [s for s in raw if s not in foreign]
     lived = survive.acquitted(ours, evidence)
     return {**dict.fromkeys(foreign, foreigners.WHY), **dict.fromkeys(lived, survive.WHY)}
