@@ -21,7 +21,15 @@ from sparkd.signals.frames import phase_of
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Record, Signal, Weighed
-from sparkd.signals.precedence import BURST, BURST_ID, LONE_IDS, UNEXPLAINED, UNEXPLAINED_ID, WAITS
+from sparkd.signals.precedence import (
+    BURST,
+    BURST_ID,
+    LONE_IDS,
+    UNEXPLAINED,
+    UNEXPLAINED_ID,
+    WAITED_TWICE,
+    WAITS,
+)
 from sparkd.signals.survive import ENDS_BY_ITSELF, Survival
 from sparkd.words import Phase
 
@@ -44,8 +52,6 @@ PLACE_CHARS = 60
 # A server that ends its engine, and for how long it then tells of an engine that is dead.
 STOPPING = "engine_stopping"
 STOPPED_S = 5.0
-# A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
-WAITED_TWICE = 2
 _WAIT = re.compile(r"block\s*found\s*in")
 
 
@@ -177,6 +183,7 @@ class Assessor:
             starts=self._survival.starts,
             steps=self._survival.steps,
             foreign=foreign,
+            engines=self._follower.speakers(),
             unheard=self._spread and not self._on_ray and spread.is_silent(told, self._last_s),
         )
         diagnosis, weighed = weigh(evidence)

@@ -146,11 +146,18 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
     left = [s for s in told if s not in ours]
     decided = first_s is not None and _is_decided(left, exits, first_s, evidence)
+    waited_s = max((s.at_s for s in told if s.id in precedence.WAITS and _is_by(s, first_s)), default=0.0)
     for signal in told:
-        why = _why_nothing(signal, first_s, evidence, decided=decided)
+        # What is said again while it lasts is as old as its last word.
+        last = replace(signal, at_s=max(signal.at_s, waited_s)) if signal.id in precedence.WAITS else signal
+        why = _why_nothing(last, first_s, evidence, decided=decided)
         if why:
             aside.setdefault(signal, why)
     return aside
+
+
+def _is_by(signal: Signal, first_s: float | None) -> bool:
+    return first_s is None or signal.at_s <= first_s
 
 
 def _is_decided(
@@ -224,7 +231,22 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
             known.add(quantity.name)
             merged.append(quantity)
     phase = root.phase or next((s.phase for s in same if s.phase is not None), None)
-    return replace(root, quantities=tuple(merged), phase=phase)
+    return _lasting(replace(root, quantities=tuple(merged), phase=phase), signals)
+
+
+def _lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
+    """Return what was said again and again with how long it lasted in all."""
+    waits = [
+        (s.at_s - root.at_s, waited_s)
+        for s in signals
+        if (s.id, s.node) == (root.id, root.node) and (waited_s := s.quantity("waited_s")) is not None
+    ]
+    first_s = root.quantity("waited_s")
+    if first_s is None or len(waits) < precedence.WAITED_TWICE:
+        return root
+    longest_s = max(max(waited_s, since_s + first_s) for since_s, waited_s in waits)
+    rest = tuple(q for q in root.quantities if q.name != "waited_s")
+    return replace(root, quantities=(Quantity("waited_s", float(round(longest_s))), *rest))
 
 
 def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:

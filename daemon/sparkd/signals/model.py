@@ -152,6 +152,7 @@ class Evidence:
         works, starts: when the engine was seen at work, and when it began anew.
         steps: when a start was seen to go forward to a later phase.
         foreign: sources that are known to be other programs.
+        engines: sources that speak as an engine, each of which is a run of its own where it tells of a start.
         unheard: the engine is spread over nodes, and of the others nothing was heard after it stood still.
     """
 
@@ -167,6 +168,7 @@ class Evidence:
     starts: tuple[float, ...] = ()
     steps: tuple[Work, ...] = ()
     foreign: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
     unheard: bool = False
 
 

@@ -22,6 +22,8 @@ TIE_S = 0.25
 NEAR_S = 60.0
 REPEATED_S = 130.0
 LINGER_S = 900.0
+# Until then a stop goes on: systemd waits 90 s for a unit, and kills it then.
+STOP_LASTS_S = 180.0
 # A hang that is only suspected (an unanswered generation) may be a death whose log line is read a bit later.
 SUSPICION_S = 1.0
 # So much later than a survivor's error the death that caused it may be read; what ends of an error of its own
@@ -89,6 +91,8 @@ _UNLOADED = frozenset(LIVE[: LIVE.index(Phase.LOADING_WEIGHTS)])
 # Phases in which "no broadcast block for 60 s" is ordinary work.
 BUSY = frozenset(LIVE[: LIVE.index(Phase.STARTING_API)])
 WAITS = frozenset({"engine_broadcast_waits"})
+# A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
+WAITED_TWICE = 2
 # A start that a person interrupted was perhaps hanging: nothing says that it was meant to end.
 INTERRUPTS = frozenset({"interrupted"})
 _PLACES = {cause: (rank, place) for rank, group in enumerate(ORDER) for place, cause in enumerate(group)}
@@ -303,7 +307,9 @@ def is_stale(signal: Signal, failed_at_s: float, *, decided: bool) -> bool:
     """
     if signal.fatal:
         return False
-    if signal.cause not in _LINGERING or (decided and signal.cause in _STANDS_STILL):
+    if signal.cause == "clean_shutdown":
+        limit_s = STOP_LASTS_S
+    elif signal.cause not in _LINGERING or (decided and signal.cause in _STANDS_STILL):
         limit_s = NEAR_S
     elif signal.proof is Proof.PROVES or signal.cause in EXPLAINS_AN_END:
         limit_s = LINGER_S
