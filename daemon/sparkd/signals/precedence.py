@@ -6,6 +6,7 @@ what a fence of our own makes a process print, and what every death prints are c
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -156,6 +157,11 @@ _SPEAKS_WHEN_READ = frozenset(
         "ray_oom_kill",
     }
 )
+# Of these an engine that works ends with words of its own; one that says nothing may not have felt them.
+_FELT_AT_ONCE = frozenset({"ib_roce_error", "gpu_xid", "nccl_init_failure"})
+# A fault of a process of a name that is not only an engine's.
+_OF_SOME_PROCESS = frozenset({"gpu_xid_application"})
+_NAMED = re.compile(r"name=(?:ray::|VLLM|vllm|EngineCore)")
 _SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
 # Of any process: of a log in which no engine speaks it is the subject; beside one it tells only as much.
 OF_ANYBODY = {
@@ -211,6 +217,8 @@ def has_engine(evidence: Evidence) -> bool:
 
 def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
     """Return whether a signal names a cause where nothing is seen to have failed."""
+    if signal.id in _OF_SOME_PROCESS and evidence.recorded and evidence.works:
+        return _NAMED.search(signal.quote) is not None
     if signal.fatal or signal.proof is not Proof.SUGGESTS:
         return True
     if signal.id in OF_ANYBODY and evidence.recorded:
@@ -218,6 +226,8 @@ def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
     if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
         return True
     if not evidence.recorded:
+        return False
+    if signal.cause in _FELT_AT_ONCE and evidence.works:
         return False
     if signal.id == FAILING_ID:
         return _failed_before_a_stop(evidence)

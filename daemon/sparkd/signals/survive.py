@@ -24,7 +24,7 @@ from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEX
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
 RATE_S = 10.0
 # What goes on while the engine works: it is told for its own sake, or looked at elsewhere.
-_LASTS = frozenset({"clean_shutdown", "tokenizer_or_template_error", "host_memory_pressure"})
+_LASTS = frozenset({"clean_shutdown", "host_memory_pressure"})
 _LASTING_IDS = WAITS | {"requests_failed"}
 # Ends that nothing before needs to explain: a stop, an exception that nobody knows.
 _NO_END = frozenset({"clean_shutdown", UNKNOWN})
