@@ -39,6 +39,8 @@ SIGNALS_MAX = 2048
 REPEATS_MAX = 8
 # Lines of one source have an order even where their times are equal; so small that ties stay ties.
 _STEP_S = 1e-7
+# So many sizes of the KV cache are remembered: one or two a run and rank.
+KV_CACHE_MAX = 256
 # What says no more than that something failed: an exception in the same record may be the reason.
 SURFACE = "engine_dead_unspecified"
 # Below it a short text is read once more; see `pasted`.
@@ -102,6 +104,7 @@ class Assessor:
     _last_s: dict[tuple[str, str], float] = field(default_factory=dict)
     _boots: boots.Boots = field(default_factory=boots.Boots)
     _whole_phase: Phase | None = None
+    _kv_cache: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin to follow."""
@@ -116,6 +119,9 @@ class Assessor:
         if self._follower.starts != starts:  # who asked an earlier one to stop explains nothing of this one
             self._signals = [s for s in self._signals if s.cause != "clean_shutdown"]
             self._survival.start(self._clock(record))
+        if self._follower.kv_cache_at == self._count and self._follower.kv_cache_bytes is not None:
+            self._kv_cache.append((self._clock(record), self._follower.kv_cache_bytes))
+            del self._kv_cache[:-KV_CACHE_MAX]
         if self._follower.worked_at == self._count:
             self._went_on()
         if self._count in {self._follower.served_at, self._follower.counted_at}:
@@ -178,6 +184,7 @@ class Assessor:
             nodes=tuple(self._nodes),
             head=head,
             kv_cache_bytes=self._follower.kv_cache_bytes,
+            kv_cache_told=tuple(self._kv_cache),
             recorded=True,
             works=self._survival.works,
             starts=self._survival.starts,

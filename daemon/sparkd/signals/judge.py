@@ -16,11 +16,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparkd.signals import consequences, foreigners, hints, peers, precedence, sentence, spread, survive
+from sparkd.signals import (
+    consequences,
+    foreigners,
+    hints,
+    peers,
+    precedence,
+    quantities,
+    sentence,
+    spread,
+    survive,
+)
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
-from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit, Weighed
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Quote, Signal, UnitExit, Weighed
 from sparkd.words import LIVE, Phase, UnitName
 
 EVIDENCE_MAX = 5
@@ -231,22 +241,7 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
             known.add(quantity.name)
             merged.append(quantity)
     phase = root.phase or next((s.phase for s in same if s.phase is not None), None)
-    return _lasting(replace(root, quantities=tuple(merged), phase=phase), signals)
-
-
-def _lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
-    """Return what was said again and again with how long it lasted in all."""
-    waits = [
-        (s.at_s - root.at_s, waited_s)
-        for s in signals
-        if (s.id, s.node) == (root.id, root.node) and (waited_s := s.quantity("waited_s")) is not None
-    ]
-    first_s = root.quantity("waited_s")
-    if first_s is None or len(waits) < precedence.WAITED_TWICE:
-        return root
-    longest_s = max(max(waited_s, since_s + first_s) for since_s, waited_s in waits)
-    rest = tuple(q for q in root.quantities if q.name != "waited_s")
-    return replace(root, quantities=(Quantity("waited_s", float(round(longest_s))), *rest))
+    return quantities.lasting(replace(root, quantities=tuple(merged), phase=phase), signals)
 
 
 def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:
@@ -282,7 +277,8 @@ def _diagnose(
     node = _node(root, signals, evidence)
     support = [s for s in signals if s.cause == root.cause and (s.id, s.node) != (root.id, root.node)]
     rest = [s for s in signals if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
-    text = sentence.explain(root, phase, node, evidence.kv_cache_bytes)
+    kv_cache_bytes = quantities.kv_cache_of(root, evidence)
+    text = sentence.explain(root, phase, node, kv_cache_bytes)
     return Diagnosis(
         cause=root.cause,
         phase=phase,
@@ -291,7 +287,7 @@ def _diagnose(
         confidence=_confidence(root),
         explanation=text,
         rank=root.rank,
-        quantities=_with_kv_cache(root.quantities, evidence.kv_cache_bytes),
+        quantities=quantities.with_kv_cache(root.quantities, kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
         candidates=_candidates(root, loose, evidence),
@@ -330,12 +326,6 @@ def _usual_phase(root: Signal) -> Phase | None:
     if operation is not None and operation >= _MANY_OPERATIONS:
         return Phase.SERVING
     return _USUAL.get(root.id) or _USUAL.get(root.cause)
-
-
-def _with_kv_cache(quantities: tuple[Quantity, ...], kv_cache_bytes: int | None) -> tuple[Quantity, ...]:
-    if kv_cache_bytes is None or any(q.name == "kv_cache_bytes" for q in quantities):
-        return quantities
-    return (*quantities, Quantity("kv_cache_bytes", float(kv_cache_bytes)))
 
 
 def _transient(root: Signal) -> bool | None:

@@ -101,7 +101,7 @@ def _is_in(char: str, members: list[_Node]) -> bool:
 
 def _is_member(char: str, kind: Any, value: Any) -> bool:
     if kind is c.LITERAL:
-        return ord(char) == value
+        return bool(ord(char) == value)
     if kind is c.RANGE:
         return bool(value[0] <= ord(char) <= value[1])
     return _CATEGORIES[value](char)
