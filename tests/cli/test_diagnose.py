@@ -244,14 +244,15 @@ def test_a_batch_answers_line_by_line_and_goes_on_after_bad_ones(run, tmp_path) 
         json.dumps({"id": "b", "lines": 7}),
         json.dumps([1]),
         json.dumps({"id": 4, "lines": []}),
+        json.dumps({"id": 5, "lines": ["", "  "]}),
         json.dumps({"id": "e", "lines": QUIET}),
     ]
     status, out, _ = run("diagnose", "--batch", write(tmp_path / "b.jsonl", "\n".join(entries)))
     found = [json.loads(line) for line in out.splitlines()]
     assert status == 0
-    assert [f["id"] for f in found] == ["a", None, "b", None, 4, "e"]
-    assert [f.get("cause") for f in found] == ["cuda_oom", None, None, None, "none", "none"]
-    assert all(f["error"] for f in found[1:4])
+    assert [f["id"] for f in found] == ["a", None, "b", None, 4, 5, "e"]
+    assert [f.get("cause") for f in found] == ["cuda_oom", *5 * [None], "none"]
+    assert all('"lines"' in f["error"] for f in found[1:6])
     wanted = {
         "id",
         "cause",
@@ -269,9 +270,22 @@ def test_a_batch_answers_line_by_line_and_goes_on_after_bad_ones(run, tmp_path) 
 def test_a_batch_from_standard_input_and_one_without_use(run, tmp_path) -> None:
     line = json.dumps({"id": 1, "lines": [OOM]}).encode()
     assert json.loads(run("diagnose", "--batch", stdin=line)[1])["cause"] == "cuda_oom"
-    assert run("diagnose", "--batch", stdin=b"no\nno\n")[0] == 2
+    for useless in (b"no\nno\n", b"Some prose.\n", b'{"id": 1, "lines": []}\n'):
+        status, _, err = run("diagnose", "--batch", stdin=useless)
+        assert status == 2
+        assert 'wanted is an object {"id"' in err
     assert run("diagnose", "--batch", stdin=b"")[0] == 2
     assert run("diagnose", "--batch", str(tmp_path / "missing"))[0] == 2
+
+
+def test_a_wrong_option_shows_the_usage_of_its_own_command(capsys) -> None:
+    for command in ("diagnose", "signatures", "plan"):
+        with pytest.raises(SystemExit) as ended:
+            sparkctl.main([command, "--foo"])
+        assert ended.value.code == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"usage: sparkctl {command} ")
+        assert "unrecognized arguments: --foo" in err
 
 
 def test_quotes_cannot_move_the_cursor(run, tmp_path) -> None:

@@ -81,3 +81,23 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path) -> None:
     names, problems = problems_of(tmp_path)
     assert names == []
     assert [problem.split(": ")[1] for problem in problems] == ["is no plain file"] * 3
+
+
+def test_two_files_that_give_one_id_are_not_both_meant(tmp_path: Path) -> None:
+    (tmp_path / "10.toml").write_text(GOOD)
+    (tmp_path / "20.toml").write_text(GOOD.replace('"peer_lost"', '"disk_full"'))
+    (tmp_path / "30.toml").write_text(GOOD.replace('"ours"', '"others"'))
+    found, problems = problems_of(tmp_path)
+    assert sorted(found) == ["others", "ours"]
+    (problem,) = problems
+    assert problem.endswith("20.toml: ours: 10.toml has a signature of this id: give one of both another id")
+
+
+def test_a_file_that_was_left_out_takes_no_id(tmp_path: Path) -> None:
+    (tmp_path / "10.toml").write_text(GOOD.replace('pattern = "PORT"', 'pattern = "PORT (a*)*b"'))
+    (tmp_path / "20.toml").write_text(GOOD)
+    found, problems = problems_of(tmp_path)
+    assert found == ["ours"]
+    (problem,) = problems
+    assert "10.toml: ours: pattern: a repeat within a repeat without a bound" in problem
+    assert "{0,80}" in problem

@@ -81,4 +81,88 @@ def test_what_tells_of_the_node_is_heard_of_anybody() -> None:
 
 def test_files_are_no_units() -> None:
     assert foreigners.of(["my serve.log"], ["my serve.log", "my raylet.out", "my notes"]) == ()
-    assert foreigners.of(["a.log vllm"], ["a.log nginx", "b.log nginx", "a.log kernel"]) == ("a.log nginx",)
+    assert foreigners.of(["a.log vllm"], ["a.log web", "b.log web", "a.log kernel"]) == ("a.log web",)
+    assert foreigners.of([], ["b.log nginx", "b.log web"]) == ("b.log nginx",)
+
+
+ENDS = [
+    "{0}.service: Main process exited, code=exited, status=1/FAILURE",
+    "{0}.service: Main process exited, code=killed, status=9/KILL",
+    "{0}.service: Main process exited, code=dumped, status=11/SEGV",
+    "{0}.service: Main process exited, code=killed, status=15/TERM",
+    "{0}.service: Failed with result 'exit-code'.",
+    "{0}.service: Failed with result 'core-dump'.",
+    "{0}.service: Failed with result 'oom-kill'.",
+    "{0}.service: Start request repeated too quickly.",
+]
+EXITS = [
+    "{0} exited with code 1",
+    "{0} exited with code 137",
+    "{0} exited with code 139",
+    "{0} exited with code 143",
+]
+OTHERS = ["backup", "redis-1", "open-webui-1", "web-server", "fwupd-refresh", "postgres"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("unit", OTHERS)
+@pytest.mark.parametrize("end", [*ENDS, *EXITS])
+def test_the_end_of_another_unit_is_not_the_engines(end: str, unit: str, last: bool) -> None:
+    if end in EXITS:
+        engine, told = collected("compose", "vllm", SERVING), end.format(unit)
+    else:
+        engine = collected("journal", "vllm", SERVING)
+        told = f"Nov 30 04:15:00 spark-a systemd[1]: {end.format(unit)}"
+    lines = [*engine, told] if last else [*engine, told, engine[-1].replace("04:10", "04:16")]
+    assert DIAGNOSER.lines(lines).diagnosis.cause == "none"
+
+
+@pytest.mark.parametrize("unit", ["vllm", "my-vllm@0", "sparkd-serve", "qwen3-coder", "llm-head", "ray"])
+@pytest.mark.parametrize("end", [*ENDS[:3], ENDS[4], *EXITS[:3]])
+def test_the_end_of_a_unit_that_is_called_as_an_engine_is(end: str, unit: str) -> None:
+    engine = collected("journal" if end in ENDS else "compose", "vllm", SERVING)
+    told = f"Nov 30 04:15:00 spark-a systemd[1]: {end.format(unit)}" if end in ENDS else end.format(unit)
+    assert DIAGNOSER.lines([*engine, told]).diagnosis.cause not in {"none", "clean_shutdown"}
+
+
+def test_the_end_of_the_unit_that_speaks_is_the_engines_whatever_it_is_called() -> None:
+    engine = collected("compose", "backend", SERVING)
+    assert (
+        DIAGNOSER.lines([*engine, "backend-1 exited with code 137"]).diagnosis.cause == "killed_unspecified"
+    )
+
+
+CHATTER = [
+    "kernel: cfg80211: failed to load regulatory.db",
+    "kernel: ACPI BIOS Error (bug): Could not resolve symbol [\\_SB.PC00], AE_NOT_FOUND",
+    "kernel: usb 1-1: device descriptor read/64, error -71",
+    "systemd[1]: Failed to start apt-daily.service - Daily apt download activities.",
+    "systemd[1]: Failed to start Daily apt download activities.",
+    "sshd[5]: error: kex_exchange_identification: Connection closed by remote host",
+    "snapd[8]: error: cannot refresh",
+    'node_exporter[811]: level=error msg="listen tcp :9100: bind: address already in use"',
+    'alertmanager[1]: level=info msg="notify" summary="vLLM: CUDA out of memory. Tried to allocate 2.50 GiB"',
+]
+
+
+@pytest.mark.parametrize("line", CHATTER)
+def test_what_every_boot_says_is_no_failure(line: str) -> None:
+    boot = "Nov 30 05:00:00 spark-a kernel: Linux version 6.11.0-1016-nvidia (buildd@host) #16"
+    for said in (line, line.replace("kernel: ", "systemd-udevd[3]: ")):
+        assert DIAGNOSER.lines([boot, f"Nov 30 05:00:01 spark-a {said}"]).diagnosis.cause == "none"
+    ring = ["[    0.000000] Linux version 6.11.0-1016-nvidia", f"[   12.345678] {line.partition(': ')[2]}"]
+    if line.startswith("kernel"):
+        assert DIAGNOSER.lines(ring).diagnosis.cause == "none"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kernel: Kernel panic - not syncing: Fatal exception",
+        "systemd[1]: Failed to start vllm.service - vLLM.",
+        "systemd[1]: Failed to start vLLM server.",
+        "myapp[3]: error: it broke",
+    ],
+)
+def test_a_failure_of_the_node_or_of_what_may_be_the_engine_is_not_nothing(line: str) -> None:
+    assert DIAGNOSER.lines([f"Nov 30 05:00:01 spark-a {line}"]).diagnosis.cause == "unknown"

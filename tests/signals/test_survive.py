@@ -145,3 +145,23 @@ def test_the_last_of_many_is_the_one_that_counts(lived: int) -> None:
     )
     assert cause(*start, *passed) == "none"
     assert cause(*start, *passed, end) == "cuda_oom"
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+KV = "Available KV cache memory: {0} GiB"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [("40.0", "65.7", 40.0), ("", "65.7", None), ("40.0", "40.0", 40.0)]
+)
+def test_the_numbers_of_a_failed_run_are_its_own(first: str, second: str, expected: float | None) -> None:
+    loading = "Starting to load model /srv/models/m..."
+    texts = [CONFIG, KV.format(first) if first else loading, OOM, CONFIG, KV.format(second), READY]
+    records = [Record("log", "a", text, at_s=20.0 * at) for at, text in enumerate(texts)]
+    found = assess(records, CATALOGUE, read_line=read_line).diagnosis
+    size = found.quantity("kv_cache_bytes")
+    assert (found.cause, size and size / (1 << 30)) == ("cuda_oom", expected and pytest.approx(expected))
+    last = [CONFIG, KV.format(second), READY, CONFIG, KV.format("40.0"), OOM]
+    records = [Record("log", "a", text, at_s=20.0 * at) for at, text in enumerate(last)]
+    size = assess(records, CATALOGUE, read_line=read_line).diagnosis.quantity("kv_cache_bytes")
+    assert size == pytest.approx(40.0 * (1 << 30))

@@ -33,6 +33,7 @@ FOLDER_VARIABLE = "SPARKD_PATHS__SIGNATURES_DIR"
 HEALTHY_LOGS, CAUSE_FOUND, UNUSABLE = 0, 1, 2
 STREAM_TOLD_S = 5.0
 STREAM_TOLD = "sparkctl: still reading; the answer comes at the end of the stream, or with Ctrl-C"
+_WANTED = 'wanted is an object {"id": …, "lines": ["…", …]} on each line'
 # A line of a batch is one log; one that is longer is no line.
 BATCH_LINE_BYTES_MAX = 1 << 30
 
@@ -168,7 +169,9 @@ def _batch(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
         _tell(result)
     if not answered:
         raise UnusableError(f"--batch {options.batch}: it has no lines")
-    return HEALTHY_LOGS if usable else UNUSABLE
+    if usable:
+        return HEALTHY_LOGS
+    raise UnusableError(f"--batch {options.batch}: none of its {answered} lines can be used: {_WANTED}")
 
 
 def _lines(name: str) -> Iterator[bytes]:
@@ -187,16 +190,21 @@ def _result(diagnoser: Diagnoser, line: bytes, *, explain: bool) -> dict[str, An
     try:
         entry = json.loads(line)
     except ValueError as error:
-        return {"id": None, "error": f"no JSON: {error}"}
+        return {"id": None, "error": f"no JSON ({error}): {_WANTED}"}
     except RecursionError:
-        return {"id": None, "error": "no JSON: nested too deeply"}
+        return {"id": None, "error": f"no JSON (nested too deeply): {_WANTED}"}
     if not isinstance(entry, dict):
-        return {"id": None, "error": 'wanted is an object {"id": …, "lines": […]}'}
+        return {"id": None, "error": f"no object: {_WANTED}"}
     identity = _printable(entry.get("id"))
     lines = entry.get("lines")
     lines = lines.split("\n") if isinstance(lines, str) else lines
     if not isinstance(lines, list) or not all(isinstance(text, str) for text in lines):
-        return {"id": identity, "error": '"lines" must be a list of texts'}
+        return {"id": identity, "error": f'"lines" must be a list of texts: {_WANTED}'}
+    if not any(text.strip() for text in lines):
+        return {
+            "id": identity,
+            "error": '"lines" has no line of a log: what is not known is not called healthy',
+        }
     return {"id": identity, **document(diagnoser.lines(lines), explain=explain)}
 
 

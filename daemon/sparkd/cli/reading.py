@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
-from sparkd.intake.heads import is_cut, is_log
+from sparkd.intake.heads import is_cut, is_log, is_mostly_log
 from sparkd.intake.heads import lines_of as head_lines
 from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.opening import allow
@@ -101,7 +101,7 @@ class Diagnoser:
         Raises NoLogError where none can be used, or where nothing wrong is found in what is no log.
         """
         begun = [(log, self._begun(log.origin, head)) for log, head in _heads(logs)]
-        usable = [(log, text) for log, text in begun if log.file.named or not _is_page(log.file, text)]
+        usable = _without_pages(begun)
         if not usable:
             raise begun[0][0].file.refuse(OTHER_TEXT)
         texts = [text for _, text in usable]
@@ -177,9 +177,23 @@ def _refuse_other_texts(logs: Sequence[NamedLog], are_logs: Sequence[bool]) -> N
         raise others[0].refuse(OTHER_TEXT)
 
 
+def _without_pages(begun: Sequence[tuple[NamedLog, _Text]]) -> list[tuple[NamedLog, _Text]]:
+    """Return the texts without pages that nobody named: what one quotes beside logs is not of these logs."""
+    beside = any(text.is_log and not _is_called_a_page(log.file) for log, text in begun)
+    quoting = [
+        _is_called_a_page(log.file) and not (text.is_log and (is_mostly_log(text.lines) or not beside))
+        for log, text in begun
+    ]
+    return [pair for pair, quotes in zip(begun, quoting, strict=True) if pair[0].file.named or not quotes]
+
+
+def _is_called_a_page(file: LogFile) -> bool:
+    return file.path.suffix.lower() in PAGES or file.path.stem.upper() in PAGES
+
+
 def _is_page(file: LogFile, text: _Text) -> bool:
     """Return whether a text is no log by its name, and reads as none."""
-    return not text.is_log and (file.path.suffix.lower() in PAGES or file.path.stem.upper() in PAGES)
+    return not text.is_log and _is_called_a_page(file)
 
 
 def _places(texts: Sequence[_Text]) -> Places:

@@ -28,7 +28,7 @@ VERBS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know ASCII only
     try:
@@ -45,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what was asked; of an option that a command does not know its own usage is shown."""
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.own_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 def _drop_output() -> None:
@@ -125,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_signature_folder(signatures)
     _add_plan(commands.add_parser("plan", parents=[common], help="what a model needs, before it is started"))
     add_setup(commands)
+    for command in commands.choices.values():
+        command.set_defaults(own_parser=command)
     return parser
 
 

@@ -45,6 +45,12 @@ def is_log(lines: Sequence[str], catalogue: Catalogue) -> bool:
     )
 
 
+def is_mostly_log(lines: Sequence[str]) -> bool:
+    """Return whether at least half of the lines are by their form a log's: a page quotes fewer."""
+    lines = [line for line in lines if not line.lstrip().startswith(_FENCE)]
+    return _are(lines, KNOWN_SHARE, lambda line: is_headed(line) or _is_own(line))
+
+
 def is_cut(lines: Sequence[str]) -> bool:
     """Return whether the first line is the rest of one: the file was rotated by size, or cut by `tail -c`.
 

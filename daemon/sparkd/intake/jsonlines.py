@@ -17,6 +17,8 @@ _OBJECT = rb"(?m)^(?:" + _BEFORE + rb")?(?P<object>\{[^\n]*)\n?"
 _BEGINS = (b"{", b"\x1e{", b"data: {")
 _MARKS = (*(b"\n" + begin for begin in _BEGINS), b"\t{")
 _MESSAGES = ("MESSAGE", "log", "message", "msg", "text", "textPayload", "line")
+# An alert that somebody sent: its message is no line of a log.
+_ALERT = frozenset({"alerts", "alertname", "annotations", "groupLabels"})
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "t")
 
 
@@ -28,9 +30,12 @@ def plain(block: bytes) -> bytes:
 
 
 def of_entry(entry: dict[str, Any], time: bytes = b"") -> bytes | None:
-    """Return the lines of an entry's message, None where it has none; *time* is for one that says none."""
+    """Return the lines of an entry's message, None where it has none or is an alert.
+
+    *time* is for an entry that says none.
+    """
     message = _message(entry)
-    if message is None:
+    if message is None or not _ALERT.isdisjoint(entry):
         return None
     before = _before(entry) or (time + b" " if time else b"")
     return b"".join(before + part + b"\n" for part in message.splitlines() if part)

@@ -27,7 +27,7 @@ class _FaultError(Exception):
 def with_site_signatures(catalogue: Catalogue, folder: Path = FOLDER) -> tuple[Catalogue, tuple[str, ...]]:
     """Return *catalogue* with those of *folder*, and what is wrong with the files that were left out.
 
-    No folder is no mistake. Later files replace signatures of earlier ones, and of the package, by their id.
+    No folder is no mistake. Signatures replace those of the package by their id; no two files give the same.
     """
     problems: list[str] = []
     try:
@@ -36,12 +36,15 @@ def with_site_signatures(catalogue: Catalogue, folder: Path = FOLDER) -> tuple[C
         return catalogue, ()
     except OSError as error:
         return catalogue, (f"{folder}: cannot be read: {error.strerror}",)
+    given: dict[str, str] = {}
     for path in paths:
         try:
             text = _text(path)
             _check(text)
+            _check_new(text, given)
             catalogue, more = extend(catalogue, [(str(path), text)])
             problems += more
+            given |= {} if more else dict.fromkeys(_ids(text), path.name)
         except _FaultError as error:
             problems.append(f"{path}: {error}")
         except (OSError, UnicodeDecodeError) as error:
@@ -78,6 +81,19 @@ def _check(text: str) -> None:
         fault = _fault(entry)
         if fault:
             raise _FaultError(f"{entry.get('id', 'a signature without id')}: {fault}")
+
+
+def _ids(text: str) -> list[str]:
+    return [str(entry.get("id")) for entry in tomllib.loads(text)["signature"]]
+
+
+def _check_new(text: str, given: dict[str, str]) -> None:
+    """Raise _FaultError for an id that another file of the site has: which of both is meant, nobody says."""
+    for name in _ids(text):
+        if name in given:
+            raise _FaultError(
+                f"{name}: {given[name]} has a signature of this id: give one of both another id"
+            )
 
 
 def _kind(value: object) -> str:

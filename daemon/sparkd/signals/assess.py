@@ -22,8 +22,7 @@ from sparkd.signals.hear import LOUD, error_of, hear
 from sparkd.signals.judge import weigh
 from sparkd.signals.match import NO_PLACES, Places, recognise
 from sparkd.signals.model import Diagnosis, Evidence, Heard, Proof, Record, Signal, Weighed
-from sparkd.signals.precedence import INTERRUPTS, UNEXPLAINED, UNEXPLAINED_ID, WAITS
-from sparkd.signals.settle import WAITED_TWICE
+from sparkd.signals.precedence import INTERRUPTS, UNEXPLAINED, UNEXPLAINED_ID, WAITED_TWICE, WAITS
 from sparkd.signals.survive import ENDS_BY_ITSELF, Survival
 from sparkd.words import Phase
 
@@ -31,6 +30,8 @@ from sparkd.words import Phase
 SIGNALS_MAX = 2048
 # Lines of one source have an order even where their times are equal; so small that ties stay ties.
 _STEP_S = 1e-7
+# So many sizes of the KV cache are remembered: one or two a run and rank.
+KV_CACHE_MAX = 256
 # Below it a short text is read once more; see `pasted`.
 DECIDED = 0.9
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
@@ -93,6 +94,7 @@ class Assessor:
     _spread: bool = False
     _on_ray: bool = False
     _whole_phase: Phase | None = None
+    _kv_cache: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin to follow."""
@@ -126,6 +128,9 @@ class Assessor:
         follower.see(record)
         if follower.starts != starts:
             survival.start(self._clock(record))
+        if follower.kv_cache_at == self._count and follower.kv_cache_bytes is not None:
+            self._kv_cache.append((self._clock(record), follower.kv_cache_bytes))
+            del self._kv_cache[:-KV_CACHE_MAX]
         if follower.worked_at == self._count:
             self._worked_s = self._clock(record)
         if follower.progress_at == self._count:
@@ -151,10 +156,11 @@ class Assessor:
                 self._signals = [s for s in self._signals if not _is_part(s, signal)]
                 phase = signal.phase or (phase_of(whole.text) if signal.fatal else None)
                 at_s = max(places.time_of(signal), self._after_work_s(signal, whole))
-                placed = replace(signal, at_s=at_s, phase=phase)
+                read = replace(signal, at_s=at_s, phase=phase)
+                placed = foreigners.attributed(read, self._follower.speakers())
                 self._signals += [placed] * _times(signal, whole)
         if UNEXPLAINED_ID not in known:
-            self._signals += self._error_in(whole)
+            self._signals += self._error_in(foreigners.without_chatter(whole, self._follower.speakers()))
         return self.finish()
 
     def _error_in(self, whole: Record) -> tuple[Signal, ...]:
@@ -183,6 +189,7 @@ class Assessor:
             nodes=tuple(dict.fromkeys(node for node, _ in self._heard)),
             head=self.places.head,
             kv_cache_bytes=follower.kv_cache_bytes,
+            kv_cache_told=tuple(self._kv_cache),
             recorded=True,
             works=survival.works,
             starts=survival.starts,
@@ -226,7 +233,8 @@ class Assessor:
             phase = self._follower.told_by(record)
         elif phase is None and signal.fatal:
             phase = self._follower.frames(record.source, record.node)
-        return replace(signal, at_s=at_s, phase=phase)
+        placed = replace(signal, at_s=at_s, phase=phase)
+        return foreigners.attributed(placed, self._follower.speakers())
 
 
 def assess(

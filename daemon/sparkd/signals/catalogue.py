@@ -25,6 +25,7 @@ from typing import Any
 
 from ahocorasick_rs import AhoCorasick
 
+from sparkd.signals import regular
 from sparkd.signals.causes import CAUSES
 from sparkd.signals.model import Proof
 from sparkd.words import GIB, Phase
@@ -218,17 +219,33 @@ def _literals(signatures: Sequence[Signature]) -> tuple[str, ...]:
 
 
 def _try_out(signatures: Iterable[Signature], *, examples: bool) -> None:
-    """Raise CatalogueError for a pattern that is none, or that does not find its own example."""
+    """Raise CatalogueError for a pattern that is none, or that does not find its own example.
+
+    *examples* are asked of what a site adds, and so is whether its patterns come to an end on any text.
+    """
     for signature in signatures:
         try:
             pattern, _ = signature.pattern, signature.phases
         except re.error as error:
             raise CatalogueError(f"{signature.id}: {error}") from error
+        if examples:
+            _bounded(signature)
         for example in signature.examples if examples else ():
             if not any(literal in example for literal in signature.literals):
                 raise CatalogueError(f"{signature.id}: no literal stands in the example {example[:60]!r}")
             if pattern.search(example) is None:
                 raise CatalogueError(f"{signature.id}: the pattern misses the example {example[:60]!r}")
+
+
+def _bounded(signature: Signature) -> None:
+    """Raise CatalogueError for a pattern that may take for ever."""
+    for source in (signature.source, *(source for _, source in signature.phase_sources)):
+        fault = regular.fault_of(source) if source is not None else ""
+        if fault:
+            raise CatalogueError(
+                f"{signature.id}: pattern: {fault}: on some lines it would never end; give a bound, "
+                f"like {{0,80}}, or say what stands between"
+            )
 
 
 def packaged_texts() -> tuple[str, ...]:

@@ -163,8 +163,8 @@ _ALL = (
     ),
     _permanent(
         "missing_python_dependency",
-        "a Python module is missing",
-        "Install the module on every node.",
+        "a program or a Python module is missing",
+        "Install it on every node, in the environment that the engine is started from.",
     ),
     _permanent("bad_cli_argument", "an option of the engine is refused", "Correct the option."),
     _permanent(

@@ -16,14 +16,18 @@ from sparkd.signals.precedence import (
     NEAR_S,
     OWN_SOURCE,
     REMOTE_S,
+    REPEATED_S,
     REPORTED_STOPS,
+    STOP_LASTS_S,
     SUSPICION_S,
     TIE_S,
     UNEXPLAINED,
     WAITED_FOR_A_DEAD,
+    WAITED_TWICE,
+    WAITS,
     hung_since,
 )
-from sparkd.signals.survive import worked_between
+from sparkd.signals.survive import ENDS_BY_ITSELF, worked_between
 
 # What ends or is ended after a hang was seen is its consequence, or that of the fence that answered it.
 _AFTER_A_HANG = frozenset(
@@ -37,6 +41,17 @@ _ANY_ERRORS = frozenset({*_OWN_ERRORS, UNEXPLAINED})
 # A crash that a process's own end may be: of an exception, while the interpreter is torn down.
 _CRASHES = frozenset({"process_crashed", "crash_reported"})
 _REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})
+# What a stop elsewhere makes others print, after however long.
+_FELT_ELSEWHERE = frozenset(
+    {
+        *(WAITED_FOR_A_DEAD | _REMOTE),
+        *("clean_shutdown", "gloo_connect_failure", "ib_roce_error", "nccl_socket_connect"),
+        *("ray_gcs_unreachable", "ray_insufficient_resources", "ray_node_died"),
+    }
+)
+TIMED_OUT_ID = "unit_timed_out"
+# systemd tells the result of a unit right after its end.
+RESULT_S = 10.0
 # What processes say when they are ended: after our own fence it says that our fence worked.
 _SAID_WHEN_ENDED = frozenset(
     {
@@ -79,7 +94,7 @@ def of_earlier(
         or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
         or (s.id in REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
         or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
-        or (s.cause == "clean_shutdown" and _after_a_kill(s, signals, works))
+        or (s.cause == "clean_shutdown" and _explains_no_end(s, signals, works))
     )
 
 
@@ -129,6 +144,44 @@ def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool
     if signal.at_s == first.at_s:  # one record says both: a stop that is only reported follows
         return signal.id in REPORTED_STOPS and signal != first
     return signal.node not in ended or signal.at_s > first.at_s + TIE_S
+
+
+def _explains_no_end(stop: Signal, signals: Sequence[Signal], works: Sequence[Work]) -> bool:
+    """Return whether *stop* answered what had gone wrong before it, or another start failed after it."""
+    return (
+        _after_a_kill(stop, signals, works)
+        or _after_waits(stop, signals, works)
+        or _is_a_time_out(stop, signals)
+        or any(_is_of_another_run(s, stop) for s in signals)
+    )
+
+
+def _after_waits(stop: Signal, signals: Sequence[Signal], works: Sequence[Work]) -> bool:
+    """Return whether the engine stood still, and said so again and again, until somebody stopped it."""
+    waits = [s for s in signals if s.id in WAITS and s.at_s < stop.at_s]
+    last = max(waits, key=lambda s: s.at_s, default=stop)
+    if len(waits) < WAITED_TWICE or stop.at_s - last.at_s > REPEATED_S:
+        return False
+    return not worked_between(last, stop.at_s, works)
+
+
+def _is_a_time_out(stop: Signal, signals: Sequence[Signal]) -> bool:
+    """Return whether the SIGTERM that a unit ended of was its supervisor's, which had waited too long."""
+    asked = any(s.cause == stop.cause and s.at_s < stop.at_s for s in signals)
+    timed_out = any(s.id == TIMED_OUT_ID and 0.0 <= s.at_s - stop.at_s < RESULT_S for s in signals)
+    return stop.id in REPORTED_STOPS and "status=15" in stop.quote and timed_out and not asked
+
+
+def _is_of_another_run(end: Signal, stop: Signal) -> bool:
+    """Return whether *end* is none of what *stop* ended: only a start fails so, or it came long after.
+
+    What waits for another node may fail of its stop after many minutes.
+    """
+    if not end.fatal or end.at_s <= stop.at_s or end.cause in _FELT_ELSEWHERE:
+        return False
+    if end.proof is Proof.PROVES and end.cause in ENDS_BY_ITSELF:
+        return True
+    return end.at_s - stop.at_s > STOP_LASTS_S and end.node in {stop.node, ""}
 
 
 def _after_a_kill(stop: Signal, signals: Sequence[Signal], works: Sequence[Work]) -> bool:

@@ -79,7 +79,7 @@ class Follower:
 
     Attributes:
         read_line: what a line means.
-        kv_cache_bytes: as it was last said.
+        kv_cache_bytes: as it was last said; kv_cache_at: the record that said it.
         count: records seen; progress_at: the last of them that shows the engine alive.
         worked_at: the last of them that shows that it does what it is asked to.
         served_at, counted_at: the last that shows it up or answering, and the last that counts tokens.
@@ -89,6 +89,7 @@ class Follower:
 
     read_line: ReadLine
     kv_cache_bytes: int | None = None
+    kv_cache_at: int = -1
     count: int = 0
     progress_at: int = -1
     worked_at: int = -1
@@ -169,7 +170,7 @@ class Follower:
 
     def _fact(self, record: Record, fact: Fact) -> None:
         if fact.kv_cache_bytes is not None and fact.kv_cache_bytes > 0:
-            self.kv_cache_bytes = fact.kv_cache_bytes
+            self.kv_cache_bytes, self.kv_cache_at = fact.kv_cache_bytes, self.count
         if fact.port_ready or fact.rate_tok_s is not None:
             self.progress_at = self.count
             if fact.port_ready or fact.rate_tok_s or _IDLE in record.text:

@@ -4,6 +4,10 @@ Where one unit of a log speaks as an engine, a unit that never does is another p
 module, finds its port taken, gets no memory of the device, crashes or is stopped says nothing of the engine.
 What tells of the node (its memory, GPU, fabric), and programs that watch over units or belong to the engine,
 are always heard.
+
+A supervisor (systemd, compose, supervisord) tells of the ends of many: such a line is said for the unit that
+it is about, which is another program wherever it is not called as an engine is. What belongs to the system
+is another program even where no engine speaks.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import replace
 
 from sparkd.signals import wrapping
 from sparkd.signals.causes import UNKNOWN
-from sparkd.signals.model import Record
+from sparkd.signals.model import Record, Signal
 from sparkd.signals.precedence import INSTALLED
 
 # What ends a program of any kind.
@@ -35,7 +39,11 @@ CAUSES = INSTALLED | {
     "worker_process_died",
     UNKNOWN,
 }
+# What a supervisor says of a unit's end, beside these causes.
+REPORTS = frozenset({"oom_kill_reported", "container_oom_killed"})
 WHY = "said by another program"
+# Before the name of a unit that did not speak itself: somebody told of it.
+_TOLD_OF = "~"
 # Who tells of others, and what an engine's own processes may be called: whole words of a unit's name, and
 # what words may begin with. What half of all programs are called (node, api, server, python) tells nothing.
 _WORDS = frozenset(
@@ -76,6 +84,38 @@ _STEMS = (
     "systemd",
     "vllm",
 )
+# What a unit or a container of an engine is called: after what it does, or after its model.
+_ENGINES = frozenset(
+    {"engine", "infer", "inference", "llm", "rank", "ray", "raylet", "serve", "serving", "worker", "workers"}
+)
+_ENGINE_STEMS = (
+    *("vllm", "sglang", "trtllm", "ollama", "llama", "docker", "containerd", "podman"),
+    *("qwen", "glm", "deepseek", "mistral", "mixtral", "gemma", "gpt", "nemotron", "minimax", "kimi"),
+)
+# The system's own units, and what watches or fronts others: in no log are they the engine.
+_SYSTEM = re.compile(
+    r"(?i:accounts-daemon|alertmanager|apache|apparmor|apt|audit|avahi|blackbox|bluetooth|caddy|chrony|colord"
+    r"|cron|cups|dbus|dcgm|dhc|dnsmasq|filebeat|firewalld|fluent|fwupd|gdm|gnome|grafana|gvfs|haproxy|httpd"
+    r"|irqbalance|keepalived|kernel|logrotate|loki|man-db|modemmanager|motd|multipathd|networkd?-?(?:manager|dispatcher)"
+    r"|nginx|node[_-]exporter|ntp|nvidia-persistenced|nvidia-power|packagekit|pipewire|plymouth|polkit|postfix"
+    r"|prometheus|promtail|pulseaudio|resolvconf|rsyslog|rtkit|session-|smartd|snapd?\b|snap-|ssh|sudo\b|su\b"
+    r"|systemd-|tailscale|telegraf|thermald|tracker|traefik|udev|udisks|unattended|upower|user@|app-|wireplumber"
+    r"|wpa_supplicant|xdg|zabbix)"
+)
+# Whose end a line tells of.
+_UNIT = r"(?P<unit>[\w@:\\-][\w@.:\\-]{0,120}?)\.(?:service|scope|socket|timer|mount)\b"
+_SUBJECTS = (
+    re.compile(rf"^(?:Failed to start |Stopping |Stopped |Starting |Started )?{_UNIT}"),
+    re.compile(r"^(?:[Cc]ontainer )?(?P<unit>[\w./-]{1,120}) exited with (?:exit )?code"),
+    re.compile(r"^(?:[A-Z]+ )?exited: (?P<unit>[\w.:-]{1,120}) \("),
+    re.compile(r"\bProcess \d+ \((?P<unit>[^)]{1,60})\) of user \d+ dumped core"),
+)
+# The kernel's ring buffer: seconds, padded to five places.
+_RING = re.compile(r"\[(?: +\d+|\d{5,})\.\d{6}\]")
+# What the kernel says of itself when it cannot go on.
+_PANICS = re.compile(
+    r"\b(?:[Kk]ernel panic|BUG:|Oops|Internal error:|(?:hard|soft) (?:LOCKUP|lockup)|[Hh]ung task)"
+)
 _APART = re.compile(r"[^a-z]+")
 
 
@@ -89,8 +129,70 @@ def of(speakers: Iterable[str], sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         source
         for source in dict.fromkeys(sources)
-        if source not in engines and _split(source)[0] in logs and not _is_heard(_split(source)[1])
+        if source not in engines and _is_another(*_split(source), logs, beside=bool(engines))
     )
+
+
+def may_be_anybodys(signal: Signal) -> bool:
+    """Return whether what *signal* tells may happen to any program, and not to the node."""
+    return signal.cause in CAUSES or signal.id in REPORTS
+
+
+def _is_another(log: str, unit: str, logs: set[str], *, beside: bool) -> bool:
+    if unit.startswith(_TOLD_OF):
+        return beside or _SYSTEM.match(unit.removeprefix(_TOLD_OF)) is not None
+    if unit != "kernel" and _SYSTEM.match(unit):
+        return True
+    return log in logs and not _is_heard(unit)
+
+
+def attributed(signal: Signal, speakers: Sequence[str]) -> Signal:
+    """Return what a supervisor says of another unit's end as said of that; *speakers* speak as engines."""
+    unit = subject_of(signal.quote)
+    if unit is None or is_engine(unit):
+        return signal
+    log = _split(signal.source)[0]
+    if f"{log} {unit}" in speakers:
+        return signal
+    return replace(signal, source=f"{log} {_TOLD_OF}{unit.replace('.', '-').replace(' ', '-')}")
+
+
+def subject_of(text: str) -> str | None:
+    """Return the unit or container of whose end a line tells, None where it names none."""
+    found = next((found for form in _SUBJECTS if (found := form.search(text))), None)
+    return None if found is None else found["unit"].rpartition("/")[2]
+
+
+def is_engine(unit: str) -> bool:
+    """Return whether a unit, a container or a process is called as an engine's is."""
+    words = _APART.split(unit.lower())
+    return any(word in _ENGINES or word.startswith(_ENGINE_STEMS) for word in words) or unit.startswith(
+        "python"
+    )
+
+
+def without_chatter(whole: Record, speakers: Sequence[str]) -> Record:
+    """Return the text of a short log without what kernel and system say of themselves, and of other units.
+
+    Nearly every boot has words of failure in it, and none of them is an engine's.
+    """
+    units = {_split(source)[1] for source in speakers}
+    kept = [line for line in whole.text.split("\n") if not _is_chatter(line, units)]
+    return replace(whole, text="\n".join(kept))
+
+
+def _is_chatter(line: str, speaking: set[str]) -> bool:
+    unwrapped = wrapping.unwrap(line)
+    unit, body = unwrapped.unit or "", unwrapped.body
+    if unit == "kernel" or (not unit and _RING.match(line)):
+        return _PANICS.search(body) is None
+    subject = subject_of(body)
+    if subject is not None:
+        beside = bool(speaking) and subject not in speaking and not is_engine(subject)
+        return beside or _SYSTEM.match(subject) is not None
+    if unit == "systemd":
+        return not is_engine(body)
+    return _SYSTEM.match(unit) is not None
 
 
 def without(whole: Record, speakers: Sequence[str]) -> Record:

@@ -7,8 +7,7 @@
    another node (`peers`), explain nothing either.
 3. Of the rest the highest in the order is the root; among equals the earliest; times of one node closer than
    `precedence.TIE_S`, and of two closer than their error, are no order, then the place in the group decides.
-4. What no evidence decides is `unknown`, with what it might be and what would decide. Surface evidence
-   ("EngineDeadError") names a cause that says so; it is never dressed up as more.
+4. What no evidence decides is `unknown`, with what would decide; surface evidence is named as such.
 """
 
 from __future__ import annotations
@@ -16,11 +15,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparkd.signals import consequences, foreigners, hints, peers, precedence, sentence, spread, survive
+from sparkd.signals import (
+    consequences,
+    foreigners,
+    hints,
+    peers,
+    precedence,
+    quantities,
+    sentence,
+    spread,
+    survive,
+)
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
 from sparkd.signals.exits import exit_signals, how, was_killed
-from sparkd.signals.model import Diagnosis, Evidence, Proof, Quantity, Quote, Signal, UnitExit, Weighed
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Quote, Signal, UnitExit, Weighed
 from sparkd.signals.settle import settled
 from sparkd.words import LIVE, Phase, UnitName
 
@@ -109,7 +118,7 @@ def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, 
 def _unheard(raw: Sequence[Signal], evidence: Evidence) -> dict[Signal, str]:
     """Return the signals that are not about this engine's end, each with the reason."""
     others = foreigners.of(evidence.speakers, (s.source for s in raw))
-    foreign = [s for s in raw if s.source in others and s.cause in foreigners.CAUSES]
+    foreign = [s for s in raw if s.source in others and foreigners.may_be_anybodys(s)]
     ours = [s for s in raw if s not in foreign]
     lived = survive.acquitted(ours, evidence)
     return {**dict.fromkeys(foreign, foreigners.WHY), **dict.fromkeys(lived, survive.WHY)}
@@ -148,11 +157,18 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
     left = [s for s in told if s not in ours]
     decided = first_s is not None and _is_decided(left, exits, first_s, evidence)
+    waited_s = max((s.at_s for s in told if s.id in precedence.WAITS and _is_by(s, first_s)), default=0.0)
     for signal in told:
-        why = _why_nothing(signal, first_s, evidence, decided=decided)
+        # What is said again while it lasts is as old as its last word.
+        last = replace(signal, at_s=max(signal.at_s, waited_s)) if signal.id in precedence.WAITS else signal
+        why = _why_nothing(last, first_s, evidence, decided=decided)
         if why:
             aside.setdefault(signal, why)
     return aside
+
+
+def _is_by(signal: Signal, first_s: float | None) -> bool:
+    return first_s is None or signal.at_s <= first_s
 
 
 def _is_decided(
@@ -231,7 +247,7 @@ def _relayed(root: Signal, signals: Sequence[Signal]) -> Signal:
             known.add(quantity.name)
             merged.append(quantity)
     phase = root.phase or next((s.phase for s in same if s.phase is not None), None)
-    return replace(root, quantities=tuple(merged), phase=phase)
+    return quantities.lasting(replace(root, quantities=tuple(merged), phase=phase), signals)
 
 
 def _unless_unheard(root: Signal, evidence: Evidence) -> Signal:
@@ -267,7 +283,8 @@ def _diagnose(
     node = _node(root, signals, evidence)
     support = [s for s in signals if s.cause == root.cause and (s.id, s.node) != (root.id, root.node)]
     rest = [s for s in signals if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
-    text = sentence.explain(root, phase, node, evidence.kv_cache_bytes)
+    kv_cache_bytes = quantities.kv_cache_of(root, evidence)
+    text = sentence.explain(root, phase, node, kv_cache_bytes)
     return Diagnosis(
         cause=root.cause,
         phase=phase,
@@ -276,7 +293,7 @@ def _diagnose(
         confidence=_confidence(root),
         explanation=text,
         rank=root.rank,
-        quantities=_with_kv_cache(root.quantities, evidence.kv_cache_bytes),
+        quantities=quantities.with_kv_cache(root.quantities, kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
         candidates=_candidates(root, loose, evidence),
@@ -315,12 +332,6 @@ def _usual_phase(root: Signal) -> Phase | None:
     if operation is not None and operation >= _MANY_OPERATIONS:
         return Phase.SERVING
     return _USUAL.get(root.id) or _USUAL.get(root.cause)
-
-
-def _with_kv_cache(quantities: tuple[Quantity, ...], kv_cache_bytes: int | None) -> tuple[Quantity, ...]:
-    if kv_cache_bytes is None or any(q.name == "kv_cache_bytes" for q in quantities):
-        return quantities
-    return (*quantities, Quantity("kv_cache_bytes", float(kv_cache_bytes)))
 
 
 def _transient(root: Signal) -> bool | None:

@@ -174,6 +174,7 @@ class Evidence:
         phase: the phase that the generation had reached.
         nodes, head: the cluster.
         kv_cache_bytes: KV cache of one rank, where it was allocated already.
+        kv_cache_told: the same of each run in view, with the time at which it was said.
         fence_at_s: since when sparkd itself was ending the generation; None = it was not.
         recorded: the evidence was read from files: times are as printed, so how long before the end something
             proven was said is no argument.
@@ -195,6 +196,7 @@ class Evidence:
     nodes: tuple[str, ...] = ()
     head: str | None = None
     kv_cache_bytes: int | None = None
+    kv_cache_told: tuple[tuple[float, int], ...] = ()
     fence_at_s: float | None = None
     recorded: bool = False
     works: tuple[Work, ...] = ()

@@ -6,6 +6,7 @@ what a fence of our own makes a process print, and what every death prints are c
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ PRINTED_S = 1.0
 NEAR_S = 60.0
 REPEATED_S = 130.0
 LINGER_S = 900.0
+# Until then a stop goes on: systemd waits 90 s for a unit, and kills it then.
+STOP_LASTS_S = 180.0
 # A hang that is only suspected (an unanswered generation) may be a death whose log line is read a bit later.
 SUSPICION_S = 1.0
 # So much later than a survivor's error the death that caused it may be read; what ends of an error of its own
@@ -91,6 +94,8 @@ _UNLOADED = frozenset(LIVE[: LIVE.index(Phase.LOADING_WEIGHTS)])
 # Phases in which "no broadcast block for 60 s" is ordinary work.
 BUSY = frozenset(LIVE[: LIVE.index(Phase.STARTING_API)])
 WAITS = frozenset({"engine_broadcast_waits"})
+# A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
+WAITED_TWICE = 2
 # A start that a person interrupted was perhaps hanging: nothing says that it was meant to end.
 INTERRUPTS = frozenset({"interrupted"})
 _PLACES = {cause: (rank, place) for rank, group in enumerate(ORDER) for place, cause in enumerate(group)}
@@ -154,6 +159,11 @@ _SPEAKS_WHEN_READ = frozenset(
         "ray_oom_kill",
     }
 )
+# Of these an engine that works ends with words of its own; one that says nothing may not have felt them.
+_FELT_AT_ONCE = frozenset({"ib_roce_error", "gpu_xid", "nccl_init_failure"})
+# A fault of a process of a name that is not only an engine's.
+_OF_SOME_PROCESS = frozenset({"gpu_xid_application"})
+_NAMED = re.compile(r"name=(?:ray::|VLLM|vllm|EngineCore)")
 _SPEAKS_BEFORE_LOADING = frozenset({"gloo_connect_failure"})
 # Of any process: of a log in which no engine speaks it is the subject; beside one it tells only as much.
 OF_ANYBODY = {
@@ -218,12 +228,16 @@ def has_engine(evidence: Evidence) -> bool:
 
 def speaks_alone(signal: Signal, evidence: Evidence) -> bool:
     """Return whether a signal names a cause where nothing is seen to have failed."""
+    if signal.id in _OF_SOME_PROCESS and evidence.recorded and evidence.works:
+        return _NAMED.search(signal.quote) is not None
     if signal.fatal or signal.proof is not Proof.SUGGESTS:
         return True
     if signal.id in OF_ANYBODY and evidence.recorded:
         return not has_engine(evidence)
     if signal.cause in _SPEAKS_ALONE or signal.id == BURST_ID:
         return True
+    if signal.cause in _FELT_AT_ONCE and evidence.works:
+        return False
     if signal.id == FAILING_ID:
         return _failed_before_a_stop(evidence)
     if not evidence.recorded:
@@ -314,7 +328,9 @@ def is_stale(signal: Signal, failed_at_s: float, *, decided: bool) -> bool:
     """
     if signal.fatal:
         return False
-    if signal.cause not in _LINGERING or (decided and signal.cause in _STANDS_STILL):
+    if signal.cause == "clean_shutdown":
+        limit_s = STOP_LASTS_S
+    elif signal.cause not in _LINGERING or (decided and signal.cause in _STANDS_STILL):
         limit_s = NEAR_S
     elif signal.proof is Proof.PROVES or signal.cause in EXPLAINS_AN_END:
         limit_s = LINGER_S

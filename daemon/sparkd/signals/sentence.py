@@ -64,6 +64,7 @@ _IN_ITS_WORDS = frozenset(
         "unknown",
     }
 )
+_IDS_IN_THEIR_WORDS = frozenset({"unit_start_timed_out"})
 # Causes that are a state and not an event: when it was noticed adds nothing.
 _STATES = frozenset(
     {
@@ -200,9 +201,15 @@ def _waited(root: Signal) -> str:
     return "" if waited is None else f"for {waited:.0f} s"
 
 
+def _waited_in_vain(root: Signal) -> str:
+    waited = root.quantity("waited_s")
+    return "" if waited is None else f"(it waited for them for {waited:.0f} s)"
+
+
 def _words(root: Signal) -> str:
     """Return the program's own words, for what no number says better."""
-    if root.id.startswith(("observed_", "exit_")) or root.cause not in _IN_ITS_WORDS:
+    untold = root.cause not in _IN_ITS_WORDS and root.id not in _IDS_IN_THEIR_WORDS
+    if root.id.startswith(("observed_", "exit_")) or untold:
         return ""
     return f'("{root.quote if len(root.quote) <= WORDS_CHARS else root.quote[:WORDS_CHARS] + "…"}")'
 
@@ -222,6 +229,6 @@ _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
         "engine_hang": _waited,
         "ray_gcs_unreachable": _waited,
         "c10d_connect_timeout": _waited,
-        "ray_insufficient_resources": _waited,
+        "ray_insufficient_resources": _waited_in_vain,
     }
 )

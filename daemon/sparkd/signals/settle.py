@@ -13,7 +13,16 @@ from dataclasses import replace
 
 from sparkd.signals import boots, memory, spread
 from sparkd.signals.model import Evidence, Proof, Signal
-from sparkd.signals.precedence import BURST, BURST_ID, BUSY, INTERRUPTS, LONE_IDS, UNEXPLAINED_ID, WAITS
+from sparkd.signals.precedence import (
+    BURST,
+    BURST_ID,
+    BUSY,
+    INTERRUPTS,
+    LONE_IDS,
+    UNEXPLAINED_ID,
+    WAITED_TWICE,
+    WAITS,
+)
 from sparkd.words import Phase
 
 # A link that came back, a service that answers: what was wrong before explains nothing.
@@ -21,8 +30,6 @@ _MENDED = {"fabric_link_down": "fabric_link_up", "ray_gcs_unhealthy": "ray_gcs_h
 # A server that ends its engine, and for how long it then tells of an engine that is dead.
 _STOPPING, _DEAD = "engine_stopping", "engine_dead"
 _STOPPED_S = 5.0
-# A wait for a broadcast block that is said once is a long step; said again with no step between, a hang.
-WAITED_TWICE = 2
 _BEFORE = (float("-inf"), 0)
 
 

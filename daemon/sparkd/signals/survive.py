@@ -24,7 +24,7 @@ from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEX
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
 RATE_S = 10.0
 # What goes on while the engine works: it is told for its own sake, or looked at elsewhere.
-_LASTS = frozenset({"clean_shutdown", "tokenizer_or_template_error", "host_memory_pressure"})
+_LASTS = frozenset({"clean_shutdown", "host_memory_pressure"})
 _LASTING_IDS = WAITS | {"requests_failed"}
 # Ends that nothing before needs to explain: a stop, an exception that nobody knows.
 _NO_END = frozenset({"clean_shutdown", UNKNOWN})
@@ -151,15 +151,20 @@ def acquitted(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ..
 def outgrown(signals: Sequence[Signal], evidence: Evidence) -> tuple[Signal, ...]:
     """Return what only a start can end of, where the engine of the same log served and shows no end.
 
-    An engine that begins anew had ended.
+    An engine that begins anew, or that was stopped, had ended.
     """
     suspects = [s for s in signals if s.fatal and s.cause in _OF_A_START]
     if not (suspects and evidence.works and evidence.recorded):
         return ()
     ends = [s.at_s for s in signals if s.fatal and s.cause not in _OF_A_START | {UNKNOWN}]
+    stops = [s for s in signals if s.cause == "clean_shutdown"]
     trial = _Trial(signals, evidence)
     return tuple(
-        s for s in suspects if trial.has_served(s) and not any(at_s > s.at_s - NEAR_S for at_s in ends)
+        s
+        for s in suspects
+        if trial.has_served(s)
+        and not any(at_s > s.at_s - NEAR_S for at_s in ends)
+        and not any(stop.at_s < s.at_s and not worked_between(stop, s.at_s, evidence.works) for stop in stops)
     )
 
 
@@ -184,6 +189,7 @@ class _Trial:
         for step in evidence.steps:
             self._steps.setdefault((step.node, step.source), []).append(step.at_s)
         self._starts = evidence.starts
+        self._engines = evidence.speakers
         self._ends = [(end.at_s, True) for end in evidence.exits if not end.ordered]
         self._ends += [(s.at_s, _is_declared(s)) for s in signals if s.fatal and s.cause not in _NO_END]
         if evidence.fence_at_s is not None:
@@ -196,11 +202,18 @@ class _Trial:
         again = min((at_s for at_s in self._starts if at_s > signal.at_s), default=float("inf"))
         ends = [end for end in self._ends if signal.at_s <= end[0] < again]
         for place, works in self._works.items():
+            if self._is_another_run(signal, place):
+                continue
             after_s = signal.at_s + _apart_s(signal, *place)
             seen = [at_s for at_s in works if after_s < at_s < again]
             if seen and _is_proof(signal, seen, ends):
                 return True
         return signal.cause in ENDS_BY_ITSELF and self._went_on(signal, again, ends)
+
+    def _is_another_run(self, signal: Signal, place: tuple[str, str]) -> bool:
+        """Return whether work at *place* says nothing of a start that failed in an engine's own log."""
+        elsewhere = place != (signal.writer, signal.source)
+        return elsewhere and signal.source in self._engines and signal.cause in ENDS_BY_ITSELF
 
     def _went_on(self, signal: Signal, again: float, ends: Sequence[tuple[float, bool]]) -> bool:
         """Return whether the start that *signal* is about went forward, as its log or sparkd saw."""

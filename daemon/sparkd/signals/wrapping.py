@@ -16,7 +16,8 @@ LAYERS_MAX = 4
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_FROM = r"(?P<host>[\w.-]+) (?P<unit>[\w@.\\/-]+?)(?:\[\d+\])?: ?"
+# A child that systemd has forked and not yet started is called "(vllm)".
+_FROM = r"(?P<host>[\w.-]+) \(?(?P<unit>[\w@.\\/-]+?)\)?(?:\[\d+\])?: ?"
 # After a stamp that other collectors print, too, only these words are surely a machine and a unit.
 _SURELY_FROM = r"(?P<host>[\w.-]+) (?P<unit>kernel(?=:)|[\w@.\\/-]+(?=\[\d+\]:))(?:\[\d+\])?: ?"
 # Seconds since something; the kernel's own form is the same.

@@ -1,0 +1,41 @@
+"""The numbers of a diagnosis: of the run that failed, and of all that was said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparkd.signals.model import Evidence, Quantity, Signal
+from sparkd.signals.precedence import WAITED_TWICE
+
+
+def lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
+    """Return what was said again and again with how long it lasted in all."""
+    waits = [
+        (s.at_s - root.at_s, waited_s)
+        for s in signals
+        if (s.id, s.node) == (root.id, root.node) and (waited_s := s.quantity("waited_s")) is not None
+    ]
+    first_s = root.quantity("waited_s")
+    if first_s is None or len(waits) < WAITED_TWICE:
+        return root
+    longest_s = max(max(waited_s, since_s + first_s) for since_s, waited_s in waits)
+    rest = tuple(q for q in root.quantities if q.name != "waited_s")
+    return replace(root, quantities=(Quantity("waited_s", float(round(longest_s))), *rest))
+
+
+def kv_cache_of(root: Signal, evidence: Evidence) -> int | None:
+    """Return the size of the KV cache in the run that *root* is of: what other runs had is not its."""
+    if not (evidence.starts and evidence.kv_cache_told):
+        return evidence.kv_cache_bytes
+    began_s = max((at_s for at_s in evidence.starts if at_s <= root.at_s), default=float("-inf"))
+    again_s = min((at_s for at_s in evidence.starts if at_s > root.at_s), default=float("inf"))
+    said = [size for at_s, size in evidence.kv_cache_told if began_s <= at_s < again_s]
+    return said[-1] if said else None
+
+
+def with_kv_cache(quantities: tuple[Quantity, ...], kv_cache_bytes: int | None) -> tuple[Quantity, ...]:
+    """Return *quantities* with the size of the KV cache, where it is known and not among them."""
+    if kv_cache_bytes is None or any(q.name == "kv_cache_bytes" for q in quantities):
+        return quantities
+    return (*quantities, Quantity("kv_cache_bytes", float(kv_cache_bytes)))

@@ -1,0 +1,65 @@
+"""What is quoted, looked for or alerted has not happened by that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkd.cli.reading import Diagnoser, NamedLog
+from sparkd.intake.files import LogFile
+from sparkd.signals.catalogue import packaged_catalogue
+
+DIAGNOSER = Diagnoser(packaged_catalogue())
+ERRORS = [
+    "CUDA out of memory. Tried to allocate 2.50 GiB",
+    "NCCL error: unhandled system error",
+    "EngineCore failed to start.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB",
+    "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.",
+]
+QUOTES = {
+    "shell": '$ grep -rn "{0}" /var/log/vllm',
+    "root's shell": "root@spark-a:~# journalctl -u vllm | grep '{0}'",
+    "sudo": 'sudo[3]: anna : TTY=pts/0 ; PWD=/ ; USER=root ; COMMAND=/usr/bin/less +/"{0}" /var/log/vllm.log',
+    "proxy": '10.0.0.1 - - [30/Nov/2026:05:00:00 +0000] "GET /search?q={0} HTTP/1.1" 200 512 "-" "curl/8"',
+    "alert": '{{"alerts":[{{"status":"resolved","annotations":{{"summary":"{0}"}}}}]}}',
+    "alert of grafana": '{{"receiver":"x","alerts":[],"message":"{0}"}}',
+    "labels": 'level=warn msg="notify" alertname=EngineDown summary="{0}"',
+}
+SERVING = [
+    "INFO 11-30 04:00:00 [x.py:1] Resolved architecture: Qwen3ForCausalLM",
+    "INFO:     Application startup complete.",
+]
+JOURNAL = "Nov 30 04:{0:02}:00 spark-a {1}"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("quote", QUOTES)
+def test_a_quoted_error_is_none(quote: str, error: str) -> None:
+    line = QUOTES[quote].format(error)
+    assert DIAGNOSER.lines([line]).diagnosis.cause == "none"
+    assert DIAGNOSER.lines([*SERVING, line]).diagnosis.cause == "none"
+    journal = [JOURNAL.format(at, f"vllm[100]: {said}") for at, said in enumerate(SERVING)]
+    said = line if quote == "sudo" else f"relay[9]: {line}"
+    assert DIAGNOSER.lines([*journal, JOURNAL.format(9, said)]).diagnosis.cause == "none"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_line_that_grep_found_is_the_engines(error: str) -> None:
+    line = f"ERROR 11-30 04:00:00 [core.py:1000] {error}"
+    assert DIAGNOSER.lines([f"/var/log/vllm.log:120:{line}"]).diagnosis.cause != "none"
+    assert DIAGNOSER.lines([json.dumps({"level": "error", "msg": error})]).diagnosis.cause != "none"
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.rst", "CHANGELOG"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_page_beside_logs_is_passed_over_whatever_it_quotes(name: str, error: str, tmp_path: Path) -> None:
+    quoted = [f"```\nERROR 11-30 02:28:27 [core.py:1000] {error}\n```", f"- `{error}`: lower it."]
+    (tmp_path / "serve.log").write_text("\n".join(SERVING))
+    (tmp_path / name).write_text("\n".join(["# Notes", *quoted]))
+    page = LogFile(tmp_path / name, name, named=False)
+    logs = [NamedLog(LogFile(tmp_path / "serve.log", "serve.log", named=False)), NamedLog(page)]
+    assert DIAGNOSER.files(logs).diagnosis.cause == "none"
+    assert DIAGNOSER.files(logs[1:]).diagnosis.cause != "none"
