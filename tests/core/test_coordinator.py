@@ -202,7 +202,7 @@ def test_a_start_that_was_asked_for_is_forgotten_when_it_was_obeyed() -> None:
     [
         (made(state=UnitState.EXITED, code=1), "spark-a: serve ended (exit code 1)"),
         (made(state=UnitState.EXITED, signal=9), "spark-a: serve ended (killed with signal 9)"),
-        (made(state=UnitState.GONE), "spark-a: serve ended (exit code None)"),
+        (made(state=UnitState.GONE), "spark-a: serve ended (how is not known)"),
         (made(state=UnitState.STOPPING, code=0), "spark-a: serve ended (exit code 0)"),
         (made(state=UnitState.STOPPING, signal=15), "spark-a: serve ended (killed with signal 15)"),
         (made(state=UnitState.STOPPING), None),
