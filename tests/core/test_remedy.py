@@ -224,20 +224,23 @@ def test_the_heads_memory_does_not_stand_in_for_a_node_that_tells_nothing_of_its
     assert "unchanged relaunch 1 of 2" in chosen.explanation
 
 
-def test_what_this_node_had_when_the_load_began_says_nothing_of_another() -> None:
-    """Where the head held 30 GiB more than the guilty node, that is no reason to give up cache for it."""
-    nodes = (
-        remedy.NodeMemory("spark-a", TOTAL, TOTAL - 30 * GIB, 8 * GIB),
-        remedy.NodeMemory("spark-b", TOTAL, TOTAL - 4 * GIB, 4 * GIB),
-    )
+def test_what_a_rank_takes_before_it_loads_is_alike_and_what_the_node_held_is_its_own() -> None:
+    """The head held 30 GiB before the launch, the guilty node 4; 3 GiB more were taken until the load."""
 
-    def cache(node: str, **more: object) -> int | None:
+    def cache(node: str, head: int | None = 30, loading: int | None = 33) -> int | None:
+        known = None if head is None else TOTAL - head * GIB
+        nodes = (
+            remedy.NodeMemory("spark-a", TOTAL, known, 8 * GIB),
+            remedy.NodeMemory("spark-b", TOTAL, TOTAL - 4 * GIB, 8 * GIB),
+        )
+        began = None if loading is None else TOTAL - loading * GIB
         killed = replace(diagnosed("cuda_oom"), node=node)
-        return remedy.choose(killed, facts(nodes=nodes, **more), POLICY, 0.0).settings.kv_cache_bytes
+        found = facts(nodes=nodes, loading_available_bytes=began)
+        return remedy.choose(killed, found, POLICY, 0.0).settings.kv_cache_bytes
 
-    loading = {"loading_available_bytes": TOTAL - 33 * GIB}
-    assert cache("spark-b", **loading) == cache("spark-b")
-    assert cache("spark-a", **loading) != cache("spark-a")
+    assert cache("spark-b") == cache("spark-b", head=4, loading=7) != cache("spark-a")
+    assert cache("spark-b") != cache("spark-b", head=30, loading=36)
+    assert cache("spark-b", head=None) == cache("spark-b", loading=None)
 
 
 def test_readings_of_another_memory_than_the_diagnosis_speaks_of_are_not_used() -> None:

@@ -203,11 +203,23 @@ def _at(facts: Facts, node: str | None) -> Facts:
         facts,
         total_bytes=emptiest.total_bytes or facts.total_bytes,
         baseline_bytes=emptiest.baseline_bytes,
-        loading_available_bytes=facts.loading_available_bytes
-        if emptiest.node == facts.nodes[0].node
-        else None,
+        loading_available_bytes=_when_loading(facts, emptiest),
         lowest_available_bytes=emptiest.lowest_available_bytes,
     )
+
+
+def _when_loading(facts: Facts, there: NodeMemory) -> int | None:
+    """Return what was available on a node when the load began: known of this one, projected for another.
+
+    What a rank takes before it loads (Ray, its processes, a CUDA context) is alike on all nodes; what the
+    node held before is its own.
+    """
+    here, began = facts.nodes[0], facts.loading_available_bytes
+    if here.node == there.node or began is None:
+        return began
+    if here.baseline_bytes is None or there.baseline_bytes is None:
+        return None
+    return there.baseline_bytes - (here.baseline_bytes - began)
 
 
 SAME_MEMORY_SHARE = 0.1
