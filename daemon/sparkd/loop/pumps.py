@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -13,7 +14,7 @@ from sparkd.ports import Emit, Memory
 log = structlog.get_logger()
 
 MEMORY_EVERY_S = 0.5
-"""Period of the memory readings: a fence waits for the reading after the last process is gone."""
+"""Period of the memory readings."""
 AGAIN_S = 1.0
 """Pause of a pump that broke."""
 
@@ -29,10 +30,15 @@ async def keep_up(name: str, pump: Callable[[], Awaitable[None]], failed: Callab
         await asyncio.sleep(AGAIN_S)
 
 
-async def pump_memory(memory: Memory, emit: Emit) -> None:
-    """Read this node's memory periodically; where the system does not say, nothing is told."""
+async def pump_memory(memory: Memory, emit: Emit, asked: asyncio.Event) -> None:
+    """Read this node's memory periodically, and at once where it is *asked*; unknown is not told.
+
+    A fence waits for the reading after the last process is gone.
+    """
     while True:
         sample = memory.read()
         if sample is not None:
             emit(MemoryObserved(sample=sample))
-        await asyncio.sleep(MEMORY_EVERY_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), MEMORY_EVERY_S)
+        asked.clear()
