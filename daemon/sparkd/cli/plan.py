@@ -19,10 +19,11 @@ from sparkd.adapters.meminfo import MemInfo
 from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.cli.layout import safe
 from sparkd.cli.plan_text import document, plan_text
+from sparkd.config import ConfigError
 from sparkd.config.asked import Asked, read_asked
-from sparkd.config.errors import ConfigError
-from sparkd.config.model import DELIMITER, PREFIX
-from sparkd.config.types import parse_bytes
+from sparkd.config.forms import parse_bytes
+from sparkd.config.model import DELIMITER
+from sparkd.config.served import PREFIX
 from sparkd.engines.model import Device
 from sparkd.sizing.advice import plan_for
 from sparkd.sizing.model import Layout, Node, Options, Request
