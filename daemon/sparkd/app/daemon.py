@@ -99,6 +99,8 @@ class Daemon:
                 stack.callback(task.cancel)
             node, cluster = self._loaded.node.name, self._loaded.cluster
             log.info("started", node=node, instance=self._instance, cluster=cluster)
+            for note in self._loaded.notes:
+                log.warning("configuration", note=note)
             await self._ended.wait()
         return self._exit_code
 
