@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-guard lab-long clean setup
+.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-guard bench-restart lab-long clean setup
 
 setup: $(VENV)/.complete
 
@@ -68,6 +68,12 @@ bench-policy: setup
 bench-guard: setup
 	@bash tests/packages.sh earlyoom nohang
 	@$(BIN)/python -m benchmarks.guard $(ARGS)
+
+# From a process's death to the next one's start: systemd, supervisord, sparkd on two nodes (root; 5 minutes).
+bench-restart: setup
+	@bash tests/packages.sh mosquitto systemd systemd-container polkitd dbus iproute2 supervisor
+	@bash tests/systemd_python.sh $(VENV)
+	@$(BIN)/python -m benchmarks.restart $(ARGS)
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
