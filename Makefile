@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-guard clean setup
+.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-guard bench-restart lab-long clean setup
 
 setup: $(VENV)/.complete
 
@@ -43,8 +43,13 @@ mutants: setup
 	@PATH=$(CURDIR)/$(BIN):$$PATH bash tests/mutation/run.sh $(MUTATED) $(MUTANTS)
 
 lab: setup
-	@bash tests/packages.sh iproute2
+	@bash tests/packages.sh iproute2 mosquitto systemd systemd-container polkitd dbus libfaketime
+	@bash tests/systemd_python.sh $(VENV)
 	$(BIN)/python -m lab $(ARGS)
+
+# The same again and again -> build/lab-long.json (RUNS rounds, about 25 minutes each; ARGS="--only SCENARIO...").
+lab-long: setup
+	@$(MAKE) --no-print-directory lab ARGS="--rounds $(or $(RUNS),10) --no-raw $(ARGS)"
 
 # What holds the stand-in engine and the sizing to the real programs, against them (about 10 minutes).
 contract: setup
@@ -63,6 +68,12 @@ bench-policy: setup
 bench-guard: setup
 	@bash tests/packages.sh earlyoom nohang
 	@$(BIN)/python -m benchmarks.guard $(ARGS)
+
+# From a process's death to the next one's start: systemd, supervisord, sparkd on two nodes (root; 5 minutes).
+bench-restart: setup
+	@bash tests/packages.sh mosquitto systemd systemd-container polkitd dbus iproute2 supervisor
+	@bash tests/systemd_python.sh $(VENV)
+	@$(BIN)/python -m benchmarks.restart $(ARGS)
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -10,7 +10,7 @@ import pytest
 
 from cli.setup_bed import KEY, host, package, runs, shipped, writes
 from config.files import EXAMPLE
-from sparkd.config import load
+from sparkd.config.load import load
 from sparkd.setup import broker, join, network, probe, token
 from sparkd.setup.head import Fresh, InitError, Programs, Wishes, plan_init
 from sparkd.setup.network import Link, Network, NetworkError

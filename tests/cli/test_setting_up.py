@@ -21,7 +21,7 @@ import pytest
 from cli.setup_bed import small_system, tree
 from ports import free_port
 from sparkd.cli import setting_up, sparkctl
-from sparkd.config import load
+from sparkd.config.load import load
 from sparkd.setup import apply as applying
 from sparkd.setup import survey
 from sparkd.setup.steps import Run, Write

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sparkd.config import ConfigError, Loaded, load
+from sparkd.config import ConfigError, Loaded
+from sparkd.config.load import load
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "etc/sparkd.toml"
 KEY = "0123456789abcdef"

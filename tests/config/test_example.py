@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 
 from config.files import EXAMPLE, KEY
-from sparkd.config import load
 from sparkd.config.errors import table_of
+from sparkd.config.load import load
 from sparkd.config.model import File
 from sparkd.config.sources import RESERVED, RESERVED_PREFIXES, variables
 from sparkd.core.policy import Policy

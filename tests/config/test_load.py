@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from config.files import KEY, RIGHT
-from sparkd.config import load
+from sparkd.config.load import load
 from sparkd.core.policy import Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import Device
@@ -188,3 +188,12 @@ def test_no_secret_in_a_repr(place):
     )
     assert loaded.broker.password == "pw-secret"
     assert not [secret for secret in (KEY, "pw-secret", "hf-secret") if secret in repr(loaded)]
+
+
+def test_a_grace_that_systemd_would_cut_short_is_told(place) -> None:
+    """Units of systemd have a time limit of their own; children have none."""
+    assert place.load(timeouts__stop_grace_s=26.0).notes == ()
+    note = place.load(timeouts__stop_grace_s=27.0).notes[0]
+    assert "92 s" in note
+    assert "TimeoutStopSec=90" in note
+    assert place.load(timeouts__stop_grace_s=27.0, units__backend="children").notes == ()

@@ -5,7 +5,8 @@ import pathlib
 import pytest
 
 from config.files import KEY, RIGHT
-from sparkd.config import ConfigError, load
+from sparkd.config import ConfigError
+from sparkd.config.load import load
 
 NODE = RIGHT["node"][1]
 

@@ -22,7 +22,7 @@ from sparkd.core.events import (
 from sparkd.core.events import (
     Path as By,
 )
-from sparkd.wire import SIZE_MAX
+from sparkd.wire.envelope import SIZE_MAX
 from wire.brokers import DEADLINE_S, LOOPBACK, MOSQUITTO, Ear, Embedded, HandClock, Mosquitto, Proxy
 from wire.samples import (
     HEAD,

@@ -15,7 +15,8 @@ from sparkd.adapters.peer import HttpPeerView, PeerAddress
 from sparkd.api.peerview import PeerViewServer
 from sparkd.core.messages import Report
 from sparkd.ports import PeerUnreachableError
-from sparkd.wire import SIZE_MAX, peerview
+from sparkd.wire import peerview
+from sparkd.wire.envelope import SIZE_MAX
 from wire.brokers import DEADLINE_S, LOOPBACK, HandClock
 from wire.samples import CLUSTER, HEAD, INSTANCE, KEY, NOW, REPORT, SIGNAL, STATUS, WORKER, encoder_of
 

@@ -159,6 +159,16 @@ def test_times_limits_a_fault(bed: Bed) -> None:
     ready(bed.serve())
 
 
+def test_a_held_phase_goes_on_when_it_is_let_go(bed: Bed) -> None:
+    bed.arm({"kind": "hold", "phase": "capturing_graphs", "node": WORKER})
+    bed.cluster()
+    serve = bed.serve()
+    serve.both.wait_for("Graph capturing finished", 15)
+    assert not [line for line in serve.both.all() if "Application startup complete" in line]
+    bed.arm()
+    ready(serve)
+
+
 def test_generation_chooses_the_start(bed: Bed) -> None:
     bed.arm({"kind": "cuda_oom", "phase": "profiling", "generation": 2})
     bed.cluster()

@@ -114,10 +114,27 @@ def test_a_broken_configuration_is_told_by_the_start(on_systemd) -> None:
     async def scenario(world: World) -> None:
         config = world.node.path("/etc/sparkd/sparkd.toml")
         before = config.read_text(encoding="utf-8")
+        config.write_text(before + "api_port = 0\n", encoding="utf-8")
+        try:
+            with pytest.raises(OSError, match=r"engine\.vllm\.api_port = 0: must be"):
+                await world.units.start(world.rendered(UP))
+        finally:
+            config.write_text(before, encoding="utf-8")
+
+    on_systemd(scenario)
+
+
+def test_what_amounts_to_the_order_runs_whatever_else_the_file_says(on_systemd) -> None:
+    """A slip of an editor elsewhere in the file is the daemon's to refuse, not a relaunch's at night."""
+
+    async def scenario(world: World) -> None:
+        config = world.node.path("/etc/sparkd/sparkd.toml")
+        before = config.read_text(encoding="utf-8")
         config.write_text(before + "ports = 1\n", encoding="utf-8")
         try:
-            with pytest.raises(OSError, match=r"engine\.vllm\.ports"):
-                await world.units.start(world.rendered(UP))
+            root = await world.start(UP)
+            await world.heard("up")
+            assert alive(root)
         finally:
             config.write_text(before, encoding="utf-8")
 

@@ -25,7 +25,8 @@ from sparkd.adapters.cgroups import Groups
 from sparkd.adapters.children import Children
 from sparkd.adapters.proctree import snapshot
 from sparkd.adapters.systemd import Systemd
-from sparkd.config import Loaded, load
+from sparkd.config import Loaded
+from sparkd.config.load import load
 from sparkd.core.events import UnitStarted
 from sparkd.engines.member import render_unit
 from sparkd.engines.model import Rendered

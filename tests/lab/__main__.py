@@ -1,7 +1,11 @@
-"""`make lab`: two real daemons, the real Ray and the real vLLM, and what goes wrong on real machines.
+"""`make lab`: what goes wrong on real machines, and what sparkd makes of it.
 
-Prints one table and writes build/lab.json (the old one is deleted first). Exit status 1 if one row is not ok.
-By default every scenario is lived through twice in a row, each time on a fresh cluster.
+Two parts. *Engines*: two real daemons, the real Ray and the real vLLM, in two network namespaces. *Nodes*:
+two booted systems with real units, journal, polkit and mosquitto, and the stand-in engine (`nodes_*`).
+
+Prints one table and writes build/lab.json (the old one is deleted first), after more than two rounds also
+build/lab-long.json: a row a scenario, with `runs` and each time's p50 and worst. Exit status 1 if one row is
+not ok. By default every scenario is lived through twice in a row, each time on a fresh cluster.
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ import time
 from typing import Any
 
 from cluster import DeadlineError
-from lab import by_hand, netns, site
+from lab import by_hand, netns, nodes_run, repeated, site, systemd_pair
 from lab.engine_env import REPOSITORY, EngineEnvError, engine_env
 from lab.scenarios import ORDER, Result
 
 OUT = REPOSITORY / "build" / "lab.json"
+LONG = REPOSITORY / "build" / "lab-long.json"
 COLUMNS = ("scenario", "ok", "cause", "detect_s", "fence_s", "decide_s", "serving_s", "raw_start_s")
 KILLS = ("worker_sigkill", "raylet_sigkill", "serve_sigkill")
 DECIDED_MAX_S = 3.0
@@ -33,6 +38,12 @@ OVERHEAD_MAX_S = 5.0
 def say(text: str) -> None:
     """Progress, at once."""
     print(text, flush=True)
+
+
+def say_row(result: Result, took_s: float) -> None:
+    """Say how a scenario went, at once."""
+    verdict = f"{'ok' if result.ok else 'NOT OK':<7} {took_s:6.1f} s"
+    say(f"  {result.scenario:<38} {verdict}  {result.cause or ''}  {result.note[:2000]}")
 
 
 def raw_start(env: pathlib.Path, model: pathlib.Path, times: int) -> float:
@@ -58,8 +69,7 @@ async def live_through(where: site.Site, names: set[str] | None) -> list[Result]
         except (DeadlineError, LookupError, OSError, KeyError) as error:
             result.note = f"{type(error).__name__}: {error}"
         results.append(result)
-        verdict = f"{'ok' if result.ok else 'NOT OK':<7} {time.monotonic() - begun:6.1f} s"
-        say(f"  {name:<22} {verdict}  {result.cause or ''}  {result.note[:2000]}")
+        say_row(result, time.monotonic() - begun)
         if not result.ok and name == "first_start":
             break
     return results
@@ -141,28 +151,54 @@ def commit() -> str:
 def main() -> int:
     """Run the lab from the command line."""
     parser = argparse.ArgumentParser(prog="make lab")
-    parser.add_argument("--once", action="store_true", help="one round instead of two in a row")
+    rounds = parser.add_mutually_exclusive_group()
+    rounds.add_argument("--once", action="store_const", const=1, dest="rounds", help="one round, not two")
+    rounds.add_argument("--rounds", type=int, metavar="N", help="so many, and what came of all in one row")
     parser.add_argument("--summary", action="store_true", help="end with 'N passed, N failed'")
     parser.add_argument("--only", nargs="*", metavar="SCENARIO", help="first_start and these alone")
     parser.add_argument(
         "--no-raw", action="store_true", help="do not start the engine by hand for comparison"
     )
     options = parser.parse_args()
+    known = {*nodes_run.NAMES, *(scenario.__name__ for scenario, _ in ORDER)}
+    if unknown := sorted(set(options.only or ()) - known):
+        print(
+            f"make lab: no scenario {', '.join(unknown)}; there are {', '.join(sorted(known))}",
+            file=sys.stderr,
+        )
+        return 2
     OUT.unlink(missing_ok=True)
-    if (why := netns.why_not()) is not None:
+    if (why := netns.why_not() or systemd_pair.missing()) is not None and why:
         print(f"make lab: {why}", file=sys.stderr)
         return 2
     netns.cleanup()
     try:
-        env = engine_env()
+        return run(options)
     except EngineEnvError as error:
         print(f"make lab: {error}", file=sys.stderr)
         return 2
-    return run(env, options)
 
 
-def run(env: pathlib.Path, options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Live through it, print and write what came of it."""
+    chosen = None if options.only is None else set(options.only)
+    ofnodes = None if chosen is None else chosen & set(nodes_run.NAMES)
+    results: list[Result] = []
+    if ofnodes is None or ofnodes:
+        say("on two nodes with systemd:")
+        for number in range(1, (options.rounds or 2) + 1):
+            say(f"round {number}:")
+            results += nodes_run.lived(ofnodes, say_row)
+    raw_s = None
+    if chosen is None or chosen - set(nodes_run.NAMES):
+        ofengines, raw_s = with_engines(options, chosen)
+        results += ofengines
+    return report(results, raw_s, summary=options.summary, long=(options.rounds or 2) > 2)
+
+
+def with_engines(options: argparse.Namespace, chosen: set[str] | None) -> tuple[list[Result], float | None]:
+    """Live through what needs the real engines; also how long they take by hand. Raises EngineEnvError."""
+    env = engine_env()
     model = by_hand.make_model(env)
     raw_s = None
     if not options.no_raw:
@@ -170,20 +206,23 @@ def run(env: pathlib.Path, options: argparse.Namespace) -> int:
         raw_s = raw_start(env, model, 2)
         say(f"  raw start {raw_s:.1f} s")
     results: list[Result] = []
-    for number in (1,) if options.once else (1, 2):
+    for number in range(1, (options.rounds or 2) + 1):
         say(f"round {number}:")
-        results += one_round(env, model, set(options.only) if options.only is not None else None, number)
+        results += one_round(env, model, chosen, number)
     for result in results:
         result.raw_start_s = raw_s
-    return report(results, raw_s, summary=options.summary)
+    return results, raw_s
 
 
-def report(results: list[Result], raw_s: float | None, *, summary: bool) -> int:
+def report(results: list[Result], raw_s: float | None, *, summary: bool, long: bool) -> int:
     """Print the table, write the file, return the exit status."""
     shown = figures(results, raw_s)
     document = {"commit": commit(), **shown, "scenarios": [dataclasses.asdict(r) for r in results]}
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    if long:
+        document = {"commit": commit(), **shown, "scenarios": repeated.rows(results)}
+        LONG.write_text(json.dumps(document, indent=1), encoding="utf-8")
     say("\n" + table(results))
     say("  ".join(f"{name} {value}" for name, value in shown.items()))
     failed = [result for result in results if not result.ok]

@@ -21,7 +21,11 @@ STOOD_STILL_S = 120.0
 
 @dataclasses.dataclass
 class Result:
-    """One row of the table; times in seconds, None = does not apply."""
+    """One row of the table; times in seconds, None = does not apply.
+
+    `lost_requests`: of clients that asked again and again meanwhile. `dead_processes`: what was left of a
+    generation that is not the present one, found by control group and by mark after the scenario.
+    """
 
     scenario: str
     ok: bool = False
@@ -35,6 +39,8 @@ class Result:
     raw_start_s: float | None = None
     settings_before: dict[str, Any] | None = None
     settings_after: dict[str, Any] | None = None
+    lost_requests: int | None = None
+    dead_processes: list[str] | None = None
     note: str = ""
 
 

@@ -15,7 +15,7 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lab import netns, nspawn
@@ -40,22 +40,25 @@ management_address = "10.10.0.13"
 [engine]
 model = "/srv/model"
 served_name = "lab"
+backend = "{backend}"
 path = "{programs}:/usr/bin:/bin"
 home = "/var/lib/sparkd-engine"
 env = {{ SPARKD_STANDIN_PYTHON = "{python}", SPARKD_STANDIN_FAULTS = "/srv/standin/faults.json" }}
 [engine.ray]
 version = "2.60.0"
 num_gpus = 1
+health_failures = 6
 [engine.vllm]
 version = "0.32.0"
 [broker]
 host = "192.168.200.12"
 [recovery]
-backoff_base_s = 0.2
 """
+QUICK = "backoff_base_s = 0.2\n"
 BROKER = "listener 1883 192.168.200.12\nallow_anonymous true\n"
 PAGE = "http://127.0.0.1:9760"
 SLICE = "sparkd.slice"
+Prepare = Callable[[nspawn.Node], None]
 
 
 def missing() -> str:
@@ -95,16 +98,21 @@ class Machine:
         """Return every process in the engine's slice, by the control group."""
         return Groups(nspawn.group_roots(self.box)).pids(f"/{SLICE}")
 
-    def stamps(self) -> set[str]:
-        """Return the generations of which any process lives, anywhere in the node."""
-        found = set()
+    def stamped(self) -> dict[int, str]:
+        """Return pid -> generation of every process that has the engine's mark, anywhere in the node."""
+        found = {}
         own = pathlib.Path(f"/proc/{self.box.leader}/ns/pid").stat().st_ino
         for entry in pathlib.Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if (entry / "ns/pid").stat().st_ino == own:
+                if entry.name.isdigit() and (entry / "ns/pid").stat().st_ino == own:
                     text = (entry / "environ").read_bytes().decode("utf-8", "replace")
-                    found |= set(re.findall(r"SPARKD_STAMP=[^/\0]+/[^/\0]+/(\d+)/", text))
+                    marks = re.findall(r"SPARKD_STAMP=[^/\0]+/[^/\0]+/(\d+)/", text)
+                    found.update({int(entry.name): generation for generation in marks[:1]})
         return found
+
+    def stamps(self) -> set[str]:
+        """Return the generations of which any process lives, anywhere in the node."""
+        return set(self.stamped().values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,24 +161,40 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair() -> Iterator[Pair]:
-    """Two booted nodes with everything in place and the broker up; sparkd is not started yet."""
+def pair(
+    more: str = QUICK,
+    *,
+    backend: str = "ray",
+    programs: str = str(PROGRAMS),
+    prepare: Prepare = lambda _: None,
+) -> Iterator[Pair]:
+    """Two booted nodes with everything in place and the broker up; sparkd is not started yet.
+
+    Args:
+        more: goes on where the configuration ends, with further keys of [recovery].
+        backend: the engine's.
+        programs: the folder with its programs, as the nodes see it.
+        prepare: what else is done to a node before it boots.
+    """
     if why := missing():
         raise nspawn.NodeError(why)
     with contextlib.ExitStack() as stack:
         networks = stack.enter_context(netns.pair())
-        machines = [stack.enter_context(_machine(network)) for network in networks]
+        python = sys.executable
+        config = (CONFIG + more).format(programs=programs, python=python, backend=backend)
+        machines = [stack.enter_context(_machine(network, config, prepare)) for network in networks]
         machines[0].systemctl("start", "mosquitto")
         yield Pair(machines[0], machines[1])
 
 
 @contextlib.contextmanager
-def _machine(network: netns.Node) -> Iterator[Machine]:
+def _machine(network: netns.Node, config: str, prepare: Prepare) -> Iterator[Machine]:
     with nspawn.node(network.name, namespace=network.namespace, boot=False) as box:
-        nspawn.install(box, CONFIG.format(programs=PROGRAMS, python=sys.executable))
+        nspawn.install(box, config)
         make_model(box.root / "srv/model")
         faults = box.write("/srv/standin/faults.json", '{"faults": []}')
         faults.parent.chmod(0o777)  # the stand-in counts its starts beside them
         box.write("/etc/mosquitto/conf.d/lab.conf", BROKER)
+        prepare(box)
         box.boot()
         yield Machine(network, box)

@@ -23,7 +23,8 @@ import pytest
 from cluster import DaemonProcess, Event, NodeSetup, stamped_processes
 from ports import free_port
 from sparkd.core.messages import Intent
-from sparkd.wire import SIZE_MAX, Encoder
+from sparkd.wire.codec import Encoder
+from sparkd.wire.envelope import SIZE_MAX
 from standin_cluster import HEAD, NODES, PROGRAMS, Standin, is_event, until
 from wire.samples import INTENT
 

@@ -424,3 +424,23 @@ def test_what_the_engine_worked_on_after_for_minutes_did_not_lead_to_our_fence()
     )
     assert found.cause == "unknown"
     assert "sparkd ended the engine" in found.explanation
+
+
+@pytest.mark.parametrize(("before_s", "cause"), [(0.02, "killed_unspecified"), (5.0, "clean_shutdown")])
+def test_who_is_ended_with_a_killed_root_was_not_asked_by_a_person(before_s: float, cause: str) -> None:
+    """The service manager ends the rest of a group at once; its words may be read before the root's end."""
+    stop = Signal(
+        id="engine_stopping",
+        cause="clean_shutdown",
+        proof=Proof.PROVES,
+        node="spark-a",
+        source="serve log",
+        quote="[shutdown] EngineCore: trigger received signal=SIGTERM",
+        at_s=100.0 - before_s,
+        generation=1,
+        fatal=True,
+    )
+    end = UnitExit("spark-a", UnitName.SERVE, 1, 100.0, signal=9)
+    found = judge(Evidence(signals=(stop,), exits=(end,), phase=Phase.SERVING, fence_at_s=100.0))
+
+    assert found.cause == cause

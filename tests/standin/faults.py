@@ -6,6 +6,7 @@ How often a fault fired is kept in `<file>.state`, because the process that fire
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,3 +137,9 @@ def due(
         if fault.kind in kinds and _matches(fault, place) and accept(fault) and _take(fault, generation):
             return fault
     return None
+
+
+def hold(phase: str, node: str = "") -> None:
+    """Stand still for as long as the file has a `hold` for this place; uncounted."""
+    while any(f.kind == "hold" and f.phase == phase and f.node in {"", node} for f in load()):
+        time.sleep(0.05)

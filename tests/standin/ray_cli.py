@@ -72,6 +72,7 @@ class Start:
             texts.ray_python("INFO", "usage_lib.py:448", "Usage stats collection is disabled.")
         texts.ray_python("INFO", where, f"\x1b[37mLocal node IP\x1b[39m: \x1b[1m{self.address}\x1b[22m")
         time.sleep(self.knobs.seconds("forming"))
+        faults.hold("forming", self.address)
         self._fault("ray_never_joins")
         if self.head and os.environ.get("RAY_AUTH_MODE", "disabled") != "token":
             texts.ray_python("WARNING", "authentication_token_setup.py:73", AUTH_OFF)

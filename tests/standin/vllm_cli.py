@@ -118,6 +118,7 @@ class Serve:
         if self.model.startswith("/") and not Path(self.model).exists():
             return texts.block("model_missing.txt").replace("/srv/lab/models/nope", self.model)
         time.sleep(self.knobs.seconds("resolving_config"))
+        faults.hold("resolving_config", self.node)
         config = vllm_sizes.model_config(self.model, self.knobs)
         architecture = config["architectures"][0]
         place = faults.Place("resolving_config", self.node)
@@ -189,6 +190,7 @@ class Serve:
             return self._start_failed(core, stopped=bool(stopped))
         engine.ready(first)
         time.sleep(self.knobs.seconds("starting_api"))
+        faults.hold("starting_api", self.node)
         return self._open(engine, core)
 
     def _start_failed(self, core: subprocess.Popen[bytes], *, stopped: bool) -> int:

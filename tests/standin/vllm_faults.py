@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 # Until the weights are loaded a Ray worker is inside an actor call, after that behind the message queue.
 INIT_PHASES = {"init_distributed", "loading_weights", "loading_weights_half"}
 MEMORY_DOCS = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+GROWN_MIB = 1024
 KINDS = {
     "delay",
+    "grow",
     "worker_sigkill",
     "ray_oom_kill",
     "raylet_sigkill",
@@ -103,10 +105,19 @@ def strike(worker: "Worker", fault: faults.Fault, phase: str) -> None:
         ask_raylet("kill_gcs")
     elif kind == "hang":
         _wait_for_ever()
+    elif kind == "grow":
+        grow(worker)
     elif kind.endswith("_sigkill"):
         _kill(worker, kind)
     else:
         raise _error(worker, kind, params)
+
+
+def grow(worker: "Worker") -> None:
+    """Take memory, as a leak does, until whoever limits it ends us; a bound keeps the machine safe."""
+    for _ in range(GROWN_MIB):
+        worker.held.append(bytearray(b"\x5a") * (1 << 20))
+        time.sleep(0.005)
 
 
 def _kill(worker: "Worker", kind: str) -> None:

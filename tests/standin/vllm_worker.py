@@ -105,6 +105,7 @@ class Worker:
         left = began + self.knobs.seconds(name) - time.monotonic()
         if left > 0:
             time.sleep(left)
+        faults.hold(name, self.config["node"])
 
     def init_distributed(self) -> None:
         world, port = self.settings.tensor_parallel_size, self.config["dist_port"]
@@ -250,6 +251,7 @@ class Worker:
         except vllm_faults.WorkerError as error:
             vllm_faults.tell(self, error, "serving")
             return
+        faults.hold("serving", self.config["node"])
         time.sleep(self.knobs.token_interval_s / self.knobs.speed)
         self.channel.send(t="step", rank=self.rank, n=number)
 

@@ -13,6 +13,7 @@ import pytest
 from sparkd.adapters.services import KILL_DEADLINE_S, SLICE, TARGET, service
 from sparkd.app import EX_CONFIG
 from sparkd.cli.sparkd import _parser
+from sparkd.config.checks import UNIT_STOP_S, leaving_s
 from sparkd.config.values import Paths
 from sparkd.core.member import LEAVING_PATIENCE_S
 from sparkd.core.policy import Policy
@@ -105,10 +106,19 @@ def test_the_directories_are_those_of_the_configuration() -> None:
 def test_an_orderly_end_has_the_time_that_it_needs() -> None:
     """The head waits for the cluster, then for the fence of its own member, then for SIGKILL to work."""
     grace_s = Policy(node="", head="", nodes=()).stop_grace_s
+    stops = {float(directives(path)["TimeoutStopSec"]) for path in (SPARKD, *ENGINE.values())}
 
-    assert float(directives(SPARKD)["TimeoutStopSec"]) >= 2 * (
-        3 * grace_s + LEAVING_PATIENCE_S + KILL_DEADLINE_S
-    )
+    assert stops == {UNIT_STOP_S}
+    assert 2 * leaving_s(grace_s) <= UNIT_STOP_S
+    assert leaving_s(grace_s) == 3 * grace_s + LEAVING_PATIENCE_S + KILL_DEADLINE_S
+
+
+def test_at_a_shutdown_the_bus_outlives_sparkd() -> None:
+    """It has to ask whether the system ends, and to end its units; at the end the order is reversed."""
+    lines = SPARKD.read_text(encoding="utf-8").splitlines()
+    after = {name for line in lines if line.startswith("After=") for name in line[6:].split()}
+
+    assert {"dbus.service", "dbus-broker.service", "polkit.service", "network-online.target"} <= after
 
 
 def test_it_lives_through_what_it_has_to_tell_of() -> None:

@@ -17,8 +17,9 @@ from sparkd.core.messages import (
     UnitStatus,
 )
 from sparkd.signals.model import Proof, Quantity, Signal
-from sparkd.wire import Decoder, Encoder, Message, Will
+from sparkd.wire.codec import Decoder, Encoder, Message
 from sparkd.wire.envelope import mac
+from sparkd.wire.shapes import Will
 from sparkd.words import CudaGraph, LoadFormat, Phase, Settings, Stamp, UnitName
 
 KEY = b"an example of a cluster key, 32+"

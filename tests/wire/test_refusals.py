@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkd.core.messages import MemberStatus
-from sparkd.wire import SIZE_MAX, Decoder, Encoder, Kind, Refusal, Sealed, WireError
-from sparkd.wire.envelope import DEPTH_MAX
+from sparkd.wire.codec import Decoder, Encoder, Sealed
+from sparkd.wire.envelope import DEPTH_MAX, SIZE_MAX
+from sparkd.wire.refusal import Refusal, WireError
+from sparkd.wire.topics import Kind
 from wire import samples
 from wire.samples import (
     CLUSTER,

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry, UnitStatus
 from sparkd.signals.model import Quantity, Signal
-from sparkd.wire import SIZE_MAX, Encoder, Kind, Message, Will, kind_of, shapes, split
+from sparkd.wire import shapes
+from sparkd.wire.codec import Encoder, Message, kind_of, split
+from sparkd.wire.envelope import SIZE_MAX
+from sparkd.wire.shapes import Will
+from sparkd.wire.topics import Kind
 from sparkd.words import Settings
 from wire import samples
 from wire.samples import KEY, NOW, REPORT, SIGNAL, STATUS, decoder, encoder_of

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sparkd.core.messages import Report
-from sparkd.wire import Kind, Message, Outbox, Received, Twins, peerview
-from sparkd.wire.outbox import REPORTS_MAX
+from sparkd.wire import peerview
+from sparkd.wire.codec import Message, Received
+from sparkd.wire.outbox import REPORTS_MAX, Outbox
+from sparkd.wire.topics import Kind
+from sparkd.wire.twins import Twins
 from wire.samples import INTENT, KEY, REPORT, STATUS, TELEMETRY, WORKER
 
 

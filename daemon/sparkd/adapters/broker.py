@@ -25,7 +25,8 @@ from amqtt.broker import Action, Broker, BrokerContext
 from amqtt.plugins.base import BaseTopicPlugin
 
 from sparkd.ports import Clock
-from sparkd.wire import SIZE_MAX, Topics
+from sparkd.wire.envelope import SIZE_MAX
+from sparkd.wire.topics import Topics
 
 CONNECTIONS_MAX = 64
 FIRST_PACKET_S = 5.0

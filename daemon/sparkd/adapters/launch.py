@@ -20,9 +20,9 @@ from pathlib import Path
 
 from sparkd.adapters.unitfacts import Ending
 from sparkd.files import replace_whole
+from sparkd.wire.common import DIGEST, SETTINGS, STAMP
 from sparkd.wire.fields import choice, shape
 from sparkd.wire.refusal import WireError
-from sparkd.wire.shapes import DIGEST, SETTINGS, STAMP
 from sparkd.words import NO_STAMP, Settings, Stamp, UnitName
 
 SIZE_MAX = 4096

@@ -39,21 +39,12 @@ from sparkd.core.events import (
 )
 from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
 from sparkd.ports import Clock, Emit, Said
-from sparkd.wire import (
-    Decoder,
-    Encoder,
-    Kind,
-    Message,
-    Outbox,
-    Received,
-    Refusal,
-    Topics,
-    Twins,
-    Will,
-    WireError,
-    kind_of,
-    split,
-)
+from sparkd.wire.codec import Decoder, Encoder, Message, Received, kind_of, split
+from sparkd.wire.outbox import Outbox
+from sparkd.wire.refusal import Refusal, WireError
+from sparkd.wire.shapes import Will
+from sparkd.wire.topics import Kind, Topics
+from sparkd.wire.twins import Twins
 
 OnTwin = Callable[[str], None]
 OnDrop = Callable[[str, str, str], None]

@@ -16,7 +16,11 @@ import aiohttp
 
 from sparkd.core.messages import MemberStatus, Report
 from sparkd.ports import Clock, PeerUnreachableError
-from sparkd.wire import SIZE_MAX, Decoder, Kind, Message, WireError, peerview
+from sparkd.wire import peerview
+from sparkd.wire.codec import Decoder, Message
+from sparkd.wire.envelope import SIZE_MAX
+from sparkd.wire.refusal import WireError
+from sparkd.wire.topics import Kind
 
 DEADLINE_S = 2.0
 

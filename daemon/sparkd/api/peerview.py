@@ -15,7 +15,9 @@ from aiohttp import web
 
 from sparkd.core.messages import MemberStatus, Report
 from sparkd.ports import Clock
-from sparkd.wire import Encoder, Message, WireError, peerview, split
+from sparkd.wire import peerview
+from sparkd.wire.codec import Encoder, Message, split
+from sparkd.wire.refusal import WireError
 
 NONCES_MAX = 4096
 HEADER_BYTES_MAX = 4096

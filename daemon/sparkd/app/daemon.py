@@ -31,7 +31,7 @@ from sparkd.app.people import People
 from sparkd.config import EX_CONFIG, Loaded
 from sparkd.core.beginning import initial
 from sparkd.core.commands import Command
-from sparkd.core.events import OperatorAsked, Verb
+from sparkd.core.events import Event, OperatorAsked, UnitEmptied, Verb
 from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
 from sparkd.core.state import State
 from sparkd.engines.digest import context_of
@@ -40,6 +40,7 @@ from sparkd.export.metrics import Metrics
 from sparkd.loop.executor import Executor
 from sparkd.loop.pumps import keep_up, pump_guard, pump_memory
 from sparkd.loop.runner import Loop
+from sparkd.ports import Emit
 from sparkd.signals.causes import CAUSES
 from sparkd.store.disk import DiskStore
 from sparkd.store.lock import StateLock, StateLockedError
@@ -63,7 +64,7 @@ class Daemon:
         self._loaded = loaded = replace(loaded, policy=policy)
         self._clock = MonotonicClock()
         self._instance = uuid.uuid4().hex
-        self._ended = asyncio.Event()
+        self._ended, self._memory_asked = asyncio.Event(), asyncio.Event()
         self._exit_code = 0
         _make_directories(loaded)
         self._lock = _take_lock(Path(loaded.paths.state_dir))
@@ -82,7 +83,7 @@ class Daemon:
             stepped=self._stepped,
         )
         self._notice = Notice(Notifier.of(os.environ))
-        told = Callbacks(self._loop.emit, self._twin, self._dropped, self.end)
+        told = Callbacks(_asking(self._loop.emit, self._memory_asked), self._twin, self._dropped, self.end)
         self._outside = connect(loaded, self._instance, self._clock, told)
         self._executor = Executor(self._outside.world, self._loop.emit)
         self._people = People(loaded, self._loop, self._store, self._metrics, self._clock)
@@ -99,6 +100,8 @@ class Daemon:
                 stack.callback(task.cancel)
             node, cluster = self._loaded.node.name, self._loaded.cluster
             log.info("started", node=node, instance=self._instance, cluster=cluster)
+            for note in self._loaded.notes:
+                log.warning("configuration", note=note)
             await self._ended.wait()
         return self._exit_code
 
@@ -136,7 +139,9 @@ class Daemon:
     def _tasks(self) -> list[asyncio.Task[None]]:
         failed = self._metrics.handler_failed
         pumps: dict[str, Callable[[], Awaitable[None]]] = {
-            "memory": functools.partial(pump_memory, MemInfo(self._clock), self._loop.emit),
+            "memory": functools.partial(
+                pump_memory, MemInfo(self._clock), self._loop.emit, self._memory_asked
+            ),
             "memory guard": functools.partial(pump_guard, self._outside.world.guard, self._loop.emit),
             "log records": self._outside.pump.tick,
             "bus": self._outside.bus.run,
@@ -238,6 +243,17 @@ async def _start_broker(loaded: Loaded, clock: MonotonicClock, stack: contextlib
     except BrokerStartError as error:
         raise AppError(str(error), _code_of(error.__cause__)) from error
     stack.push_async_callback(broker.stop)
+
+
+def _asking(emit: Emit, memory_asked: asyncio.Event) -> Emit:
+    """Return an *emit* that asks for the reading of memory for which a fence waits after a unit's end."""
+
+    def heard(event: Event) -> None:
+        emit(event)
+        if isinstance(event, UnitEmptied):
+            memory_asked.set()
+
+    return heard
 
 
 def _context(loaded: Loaded) -> str:

@@ -3,7 +3,8 @@
 Runs as the engine's user. The daemon's order (`adapters.launch`) names a stamp and settings; what is
 executed comes from the root-owned configuration alone. The order is refused where it is missing, was run
 before, or amounts to something else here than the daemon has told the cluster (the configuration or sparkd
-itself has changed since).
+itself has changed since). Every start of the engine waits for this: the configuration's schema is asked only
+where the file as it stands does not amount to what was ordered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 
 from sparkd.adapters.launch import Launch, LaunchError, read_launch, read_ran, write_ran
 from sparkd.adapters.notify import Notifier
-from sparkd.config import EX_CONFIG, Loaded
+from sparkd.config.refusal import EX_CONFIG, ConfigError
+from sparkd.config.served import Served, read_served
 from sparkd.engines.digest import node_digest
 from sparkd.engines.member import render_unit
 from sparkd.engines.model import Rendered
@@ -27,12 +29,18 @@ class RefusedError(Exception):
     """The unit does not run; the text says what to do."""
 
 
-def execute(unit: UnitName, loaded: Loaded, environ: Mapping[str, str]) -> int:
-    """Become the unit's process; return only where that is refused, with the exit code."""
-    notifier, run_dir = Notifier.of(environ), Path(loaded.paths.run_dir)
+def execute(unit: UnitName, path: str, node: str | None, environ: Mapping[str, str]) -> int:
+    """Become the unit's process; return only where that is refused, with the exit code.
+
+    Args:
+        unit: the unit.
+        path: the configuration.
+        node: this node's name, as `config.load` takes it.
+        environ: the process's variables.
+    """
+    notifier = Notifier.of(environ)
     try:
-        launch = _order(unit, run_dir)
-        rendered = _rendered(launch, loaded)
+        launch, rendered, run_dir = _ordered(unit, path, node, environ)
         program = _program(rendered)
         write_ran(run_dir, unit, launch.stamp, environ.get("INVOCATION_ID", ""))
         for warning in rendered.warnings:
@@ -40,10 +48,34 @@ def execute(unit: UnitName, loaded: Loaded, environ: Mapping[str, str]) -> int:
         notifier.status(f"generation {launch.stamp.generation} (epoch {launch.stamp.epoch})")
         notifier.ready()
         os.execve(program, rendered.argv, dict(rendered.env))  # noqa: S606 - becoming the engine is the job
-    except (RefusedError, LaunchError, OSError, ValueError) as error:
+    except (RefusedError, ConfigError, LaunchError, OSError, ValueError) as error:
         notifier.status(f"refused: {error}")
         print(f"sparkd exec {unit}: refused: {error}", file=sys.stderr)
         return EX_CONFIG
+
+
+def _ordered(
+    unit: UnitName, path: str, node: str | None, environ: Mapping[str, str]
+) -> tuple[Launch, Rendered, Path]:
+    """Return the order, what it amounts to, and the run directory."""
+    served = read_served(path, node, environ)
+    if served is not None:
+        launch = _order(unit, Path(served.run_dir))
+        rendered = _rendered(launch, served)
+        if node_digest((rendered,)) == launch.digest:
+            return launch, rendered, Path(served.run_dir)
+    from sparkd.config.load import load_served  # takes longer than all the rest
+
+    served = load_served(path, node, environ)
+    launch = _order(unit, Path(served.run_dir))
+    rendered = _rendered(launch, served)
+    if (digest := node_digest((rendered,))) != launch.digest:
+        raise RefusedError(
+            f"the command is not the one that was ordered (digest {digest[:12]}, ordered "
+            f"{launch.digest[:12]}): the configuration or sparkd itself has changed since; have the daemon "
+            "read it again: systemctl restart sparkd"
+        )
+    return launch, rendered, Path(served.run_dir)
 
 
 def _order(unit: UnitName, run_dir: Path) -> Launch:
@@ -58,19 +90,16 @@ def _order(unit: UnitName, run_dir: Path) -> Launch:
     return launch
 
 
-def _rendered(launch: Launch, loaded: Loaded) -> Rendered:
-    spec, cluster, node = loaded.engine, loaded.cluster, loaded.node
-    rendered = render_unit(
-        launch.unit, spec, cluster, node, loaded.nodes, settings=launch.settings, stamp=launch.stamp
+def _rendered(launch: Launch, served: Served) -> Rendered:
+    return render_unit(
+        launch.unit,
+        served.engine,
+        served.cluster,
+        served.node,
+        served.nodes,
+        settings=launch.settings,
+        stamp=launch.stamp,
     )
-    digest = node_digest((rendered,))
-    if digest != launch.digest:
-        raise RefusedError(
-            f"the command is not the one that was ordered (digest {digest[:12]}, ordered "
-            f"{launch.digest[:12]}): the configuration or sparkd itself has changed since; have the daemon "
-            "read it again: systemctl restart sparkd"
-        )
-    return rendered
 
 
 def _program(rendered: Rendered) -> str:

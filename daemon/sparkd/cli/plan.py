@@ -19,9 +19,10 @@ from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.cli.layout import safe
 from sparkd.cli.plan_text import document, plan_text
 from sparkd.config.asked import Asked, layout_of, read_asked, sizing_options
-from sparkd.config.errors import ConfigError
-from sparkd.config.model import DELIMITER, PREFIX
-from sparkd.config.types import parse_bytes
+from sparkd.config.forms import parse_bytes
+from sparkd.config.model import DELIMITER
+from sparkd.config.refusal import ConfigError
+from sparkd.config.served import PREFIX
 from sparkd.sizing.advice import plan_for
 from sparkd.sizing.model import Node, Request
 from sparkd.sizing.verdict import Outcome

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from sparkd.adapters.notify import Notifier
-from sparkd.config import EX_CONFIG, ConfigError, Loaded, load
 from sparkd.words import UnitName
+
+if TYPE_CHECKING:
+    from sparkd.config import Loaded
 
 COMMANDS = {
     "run": "run the daemon",
@@ -20,7 +21,7 @@ COMMANDS = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkd", description="supervises one node of a served model")
-    parser.add_argument("--version", action="version", version=f"sparkd {version('sparkd')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
@@ -28,6 +29,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("unit", choices=[unit.value for unit in UnitName])
         command.add_argument("--config", default="/etc/sparkd/sparkd.toml", metavar="FILE")
         command.add_argument("--node", metavar="NAME", help="this node's name; else the host's name")
+        if name == "exec":
+            continue
         command.add_argument("--credentials", metavar="DIR", help="directory with cluster_key and others")
         command.add_argument(
             "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], metavar="LEVEL"
@@ -35,26 +38,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """Looks the version up only where it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"sparkd {version('sparkd')}")
+        parser.exit()
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run `sparkd`; the exit code is 78 for what only a person can put right."""
+    """Run `sparkd`; the exit code is 78 for what only a person can put right.
+
+    Each command imports what it needs: a unit of the engine does not wait for the daemon's libraries.
+    """
     options = _parser().parse_args(argv)
+    if options.command == "exec":
+        from sparkd.cli.execute import execute
+
+        return execute(UnitName(options.unit), options.config, options.node, os.environ)
+    from sparkd.config import EX_CONFIG, ConfigError
+    from sparkd.config.load import load
+
     try:
-        loaded = load(
-            options.config,
-            options.node,
-            credentials_dir=options.credentials,
-            secrets=options.command != "exec",
-        )
+        loaded = load(options.config, options.node, credentials_dir=options.credentials)
     except ConfigError as error:
         for line in error.lines:
             print(line, file=sys.stderr)
-        if options.command == "exec":
-            Notifier.of(os.environ).status(f"refused: {error.lines[0]}")
         return EX_CONFIG
-    if options.command == "exec":
-        from sparkd.cli.execute import execute  # neither the daemon's imports here nor these there
-
-        return execute(UnitName(options.unit), loaded, os.environ)
     if options.command == "check":
         for note in loaded.notes:
             print(f"note: {note}")
@@ -64,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(loaded: Loaded, log_level: str) -> int:
-    """Run the daemon. What it imports is loaded here: a unit that starts does not wait for it."""
+    """Run the daemon."""
     import asyncio
 
     from sparkd import app

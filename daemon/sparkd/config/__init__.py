@@ -6,11 +6,10 @@ Rules of this package:
 - Defaults stand in the dataclasses that use the values, once; the models here only point to them.
 - Unknown is an error at every level, also a misspelt SPARKD_* variable. All errors are told at once.
 - An error says where, which key, which value and what is allowed. The value of a secret is never said.
-- What comes out is frozen. Nothing of pydantic leaves this package.
+- What comes out is frozen. Nothing of pydantic leaves this package; `load` is where it is imported.
 """
 
-from sparkd.config.errors import EX_CONFIG, ConfigError
-from sparkd.config.load import load
+from sparkd.config.refusal import EX_CONFIG, ConfigError
 from sparkd.config.values import Api, Broker, Loaded, Paths, UnitBackend
 
-__all__ = ["EX_CONFIG", "Api", "Broker", "ConfigError", "Loaded", "Paths", "UnitBackend", "load"]
+__all__ = ["EX_CONFIG", "Api", "Broker", "ConfigError", "Loaded", "Paths", "UnitBackend"]

@@ -8,10 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparkd.config.errors import ConfigError, schema_lines
-from sparkd.config.load import engine_of, floors_of, settings_of
+from sparkd.config.errors import schema_lines
+from sparkd.config.load import floors_of, settings_of
 from sparkd.config.model import File
-from sparkd.config.sources import Credentials, merged, read_environment, read_file
+from sparkd.config.refusal import ConfigError
+from sparkd.config.served import engine_of
+from sparkd.config.sources import merged, read_environment, read_file
 from sparkd.engines.model import Device, EngineSpec
 from sparkd.sizing.model import Layout, Options
 from sparkd.sizing.options import options_of
@@ -51,7 +53,7 @@ def read_asked(path: str | None, environ: Mapping[str, str]) -> Asked:
     if lines:
         raise ConfigError(lines)
     return Asked(
-        engine=engine_of(file, Credentials()),
+        engine=engine_of(file.engine.model_dump()),
         settings=settings_of(file),
         floors=floors_of(file),
         unified_memory=file.recovery.unified_memory,

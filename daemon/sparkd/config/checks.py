@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from sparkd.config.model import OFF, File, NodeSection
+from sparkd.config.values import UnitBackend
+from sparkd.core.member import LEAVING_PATIENCE_S
 from sparkd.engines.environment import PER_NODE, PINNED
 from sparkd.engines.model import Device
 from sparkd.engines.ray import SOCKET_PATH_MAX, SOCKET_TAIL, TEMP_DIR_MAX
@@ -13,6 +15,10 @@ from sparkd.engines.vllm import OWN_OPTIONS
 from sparkd.words import Backend, Phase, Role
 
 NODES_MIN, NODES_MAX = 2, 8
+UNIT_STOP_S = 90.0
+"""TimeoutStopSec= of units/sparkd.service, sparkd-ray.service and sparkd-serve.service."""
+KILL_S = 5.0
+"""From SIGKILL to "it does not die", as the adapters wait."""
 OPERATOR_SOCKET = "sparkd.sock"
 
 
@@ -210,4 +216,16 @@ def notes(file: File) -> tuple[str, ...]:
         )
     if file.broker.host and not file.broker.tls and file.broker.password is not None:
         said.append("broker.tls = false: the broker's password crosses the network in clear")
+    most_s = leaving_s(file.timeouts.stop_grace_s)
+    if most_s >= UNIT_STOP_S and file.units.backend is not UnitBackend.CHILDREN:
+        said.append(
+            f"timeouts.stop_grace_s = {file.timeouts.stop_grace_s:g} s: a node that leaves takes up to "
+            f"{most_s:g} s, and systemd ends sparkd and its units after TimeoutStopSec={UNIT_STOP_S:g}: "
+            "raise that of sparkd.service, sparkd-ray.service and sparkd-serve.service, too (systemctl edit)"
+        )
     return tuple(said)
+
+
+def leaving_s(grace_s: float) -> float:
+    """Return how long an orderly end of a node may take: the cluster, then this node, then SIGKILL."""
+    return 3 * grace_s + LEAVING_PATIENCE_S + KILL_S

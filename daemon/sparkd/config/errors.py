@@ -13,17 +13,6 @@ from sparkd.config.model import File
 SECRET_KEYS = ("key", "password", "token")
 VALUE_MAX = 80
 
-EX_CONFIG = 78
-"""Exit code for what only a person can put right (EX_CONFIG of sysexits.h): retrying does not help."""
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; `lines` names every error, one a line."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = tuple(lines)
-        super().__init__("\n".join(self.lines))
-
 
 def key_of(location: tuple[int | str, ...]) -> str:
     """Return a place in the file as an operator writes it: node[1].address."""

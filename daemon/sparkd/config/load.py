@@ -11,8 +11,10 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from sparkd.config.checks import OPERATOR_SOCKET, notes, problems
-from sparkd.config.errors import ConfigError, schema_lines
-from sparkd.config.model import OFF, File, NodeSection, Section
+from sparkd.config.errors import schema_lines
+from sparkd.config.model import OFF, File, Section
+from sparkd.config.refusal import ConfigError
+from sparkd.config.served import CREDENTIALS, OWN_NAME, Served, engine_of, nodes_of, this_node
 from sparkd.config.sources import (
     KEY_MIN_BYTES,
     Credentials,
@@ -26,7 +28,7 @@ from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.policy import PHASE_BUDGETS, Policy
 from sparkd.engines.member import digests
 from sparkd.engines.model import EngineSpec, NodeSpec
-from sparkd.words import Floors, Role, Settings
+from sparkd.words import Floors, Settings
 
 
 def load(
@@ -53,7 +55,7 @@ def load(
     environ = os.environ if environ is None else environ
     document = read_file(path)
     overrides, from_env, lines = read_environment(environ)
-    credentials, more = read_credentials(credentials_dir or environ.get("CREDENTIALS_DIRECTORY"))
+    credentials, more = read_credentials(credentials_dir or environ.get(CREDENTIALS))
     lines += more
     # A name with an underscore first would be an option of pydantic-settings, not a key.
     lines += [f"{path}: {name}: unknown key" for name in document if name.startswith("_")]
@@ -63,16 +65,23 @@ def load(
     except ValidationError as error:
         raise ConfigError([*lines, *schema_lines(error, path, from_env)]) from None
     lines += [f"{path}: {line}" for line in problems(file)]
-    nodes = _nodes(file)
-    this = _this_node(nodes, node or environ.get("SPARKD_NODE"), path, lines)
+    nodes = nodes_of(node.model_dump() for node in file.node)
+    this = _this_node(nodes, node or environ.get(OWN_NAME), path, lines)
     wanting = lines if secrets else []
     key = _key(file, credentials, path, wanting)
     broker = _broker(file, nodes, credentials, path, wanting)
     token = _page_token(file, credentials, path, wanting)
     if lines or this is None:
         raise ConfigError(lines)
-    loaded = _loaded(file, nodes, this, key, broker, engine_of(file, credentials))
+    engine = engine_of(file.engine.model_dump(), credentials.ray_token_path)
+    loaded = _loaded(file, nodes, this, key, broker, engine)
     return replace(loaded, api=replace(loaded.api, token=token))
+
+
+def load_served(path: str, node: str | None, environ: Mapping[str, str]) -> Served:
+    """Return what a process of the engine must know, of a file that is validated. Raises ConfigError."""
+    loaded = load(path, node, environ, secrets=False)
+    return Served(loaded.cluster, loaded.engine, loaded.nodes, loaded.node, loaded.paths.run_dir)
 
 
 def _loaded(  # noqa: PLR0917 - the parts of one value
@@ -93,32 +102,12 @@ def _loaded(  # noqa: PLR0917 - the parts of one value
     )
 
 
-def _nodes(file: File) -> tuple[NodeSpec, ...]:
-    """Head first, then in the order of the file; that order is the rank."""
-    ordered = sorted(file.node, key=lambda node: node.role is not Role.HEAD)
-    return tuple(_node(node, rank) for rank, node in enumerate(ordered))
-
-
-def _node(node: NodeSection, rank: int) -> NodeSpec:
-    return NodeSpec(
-        name=node.name,
-        role=node.role,
-        rank=rank,
-        address=node.address,
-        interface=node.interface,
-        env=tuple(sorted(node.env.items())),
-        management_address=node.management_address,
-    )
-
-
 def _this_node(
     nodes: tuple[NodeSpec, ...], given: str | None, path: str, lines: list[str]
 ) -> NodeSpec | None:
-    """A machine may be called by its full name: its first label counts then."""
-    hostname = socket.gethostname()
-    wanted = (given,) if given else (hostname, hostname.partition(".")[0])
-    found = next((node for node in nodes if node.name in wanted), None)
+    found = this_node(nodes, given)
     if found is None:
+        hostname = socket.gethostname()
         who = f"--node {given}" if given else f"without --node, this machine's hostname {hostname}"
         names = ", ".join(node.name for node in nodes)
         lines.append(f"{path}: node: {who} is none of the configured nodes ({names})")
@@ -150,41 +139,6 @@ def _page_token(file: File, credentials: Credentials, path: str, lines: list[str
             "credential api_token, or listen on 127.0.0.1"
         )
     return token
-
-
-def engine_of(file: File, credentials: Credentials) -> EngineSpec:
-    """Return what is served and with which programs."""
-    engine, ray, vllm = file.engine, file.engine.ray, file.engine.vllm
-    return EngineSpec(
-        model=engine.model,
-        served_name=engine.served_name or engine.model.rpartition("/")[2],
-        backend=engine.backend,
-        tensor_parallel=engine.tensor_parallel,
-        pipeline_parallel=engine.pipeline_parallel,
-        gpus_per_node=engine.gpus_per_node,
-        api_host=vllm.api_host,
-        api_port=vllm.api_port,
-        ray_port=ray.port,
-        master_port=vllm.master_port,
-        ray_program=ray.program,
-        vllm_program=vllm.program,
-        path=engine.path,
-        home=engine.home,
-        ray_temp_dir=ray.temp_dir,
-        ray_object_store_bytes=ray.object_store_bytes,
-        ray_num_gpus=ray.num_gpus,
-        ray_auth_token_path=ray.auth_token_path or credentials.ray_token_path,
-        health_period_ms=ray.health_period_ms,
-        health_timeout_ms=ray.health_timeout_ms,
-        health_failures=ray.health_failures,
-        execute_timeout_s=vllm.execute_timeout_s,
-        extra_args=tuple(vllm.extra_args),
-        ray_extra_args=tuple(ray.extra_args),
-        env=tuple(sorted(engine.env.items())),
-        device=engine.device,
-        vllm_version=vllm.version,
-        ray_version=ray.version,
-    )
 
 
 def settings_of(file: File) -> Settings:

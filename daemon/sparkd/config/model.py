@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, cr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sparkd.config import types as t
+from sparkd.config.served import PREFIX
 from sparkd.config.values import Api, Broker, Paths, UnitBackend
 from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.policy import PHASE_BUDGETS, Policy, UnfitPlan
@@ -25,7 +26,6 @@ BROKER = Broker()
 API = Api()
 PATHS = Paths()
 
-PREFIX = "SPARKD_"
 DELIMITER = "__"
 OFF: Literal["off"] = "off"
 SpeltOff = Literal["off"]

@@ -12,8 +12,10 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 from pydantic_settings import EnvSettingsSource
 
-from sparkd.config.errors import ConfigError, suggestion, table_of
-from sparkd.config.model import DELIMITER, PREFIX, File
+from sparkd.config.errors import suggestion, table_of
+from sparkd.config.model import DELIMITER, File
+from sparkd.config.refusal import ConfigError
+from sparkd.config.served import PREFIX
 
 # Names below the prefix that are no keys: how the program is called, what its children carry, test beds.
 RESERVED: Mapping[str, str] = {

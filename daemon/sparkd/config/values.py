@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from sparkd.core.policy import Policy
 from sparkd.engines.model import EngineSpec, NodeSpec
+
+if TYPE_CHECKING:  # a unit of the engine reads this module's paths and has no policy
+    from sparkd.core.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -14,7 +15,7 @@ from sparkd.ports import Emit, Memory, MemoryGuard
 log = structlog.get_logger()
 
 MEMORY_EVERY_S = 0.5
-"""Period of the memory readings: a fence waits for the reading after the last process is gone."""
+"""Period of the memory readings."""
 GUARD_EVERY_S = 1.0
 """Period of looking for the memory guard, which says once a second that it lives."""
 AGAIN_S = 1.0
@@ -32,13 +33,18 @@ async def keep_up(name: str, pump: Callable[[], Awaitable[None]], failed: Callab
         await asyncio.sleep(AGAIN_S)
 
 
-async def pump_memory(memory: Memory, emit: Emit) -> None:
-    """Read this node's memory periodically; where the system does not say, nothing is told."""
+async def pump_memory(memory: Memory, emit: Emit, asked: asyncio.Event) -> None:
+    """Read this node's memory periodically, and at once where it is *asked*; unknown is not told.
+
+    A fence waits for the reading after the last process is gone.
+    """
     while True:
         sample = memory.read()
         if sample is not None:
             emit(MemoryObserved(sample=sample))
-        await asyncio.sleep(MEMORY_EVERY_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), MEMORY_EVERY_S)
+        asked.clear()
 
 
 async def pump_guard(guard: MemoryGuard, emit: Emit) -> None:

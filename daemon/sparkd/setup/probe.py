@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from sparkd.config import ConfigError, load
+from sparkd.config import ConfigError
+from sparkd.config.load import load
 from sparkd.setup.head import Programs
 from sparkd.setup.host import Node
 from sparkd.setup.network import Link, Network

@@ -5,7 +5,7 @@ What a survivor prints after another node's end is told in `peers`; here is what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Proof, Signal, Work
@@ -115,6 +115,23 @@ def after_our_fence(
         and s.cause in _SAID_WHEN_ENDED
         and s.source != OWN_SOURCE
         and (s.writer, s.source.startswith("serve")) not in ended
+    )
+
+
+def of_a_killed_root(
+    signals: Sequence[Signal], killed: Mapping[tuple[str, bool], float]
+) -> tuple[Signal, ...]:
+    """Return what units whose root was killed said of being asked to stop.
+
+    systemd asks the rest of the group as soon as the root is gone, before anybody has heard of it: the words
+    may be read first. *killed* has (node, whether it is the serve unit) -> when the root's end was seen.
+    """
+    return tuple(
+        s
+        for s in signals
+        if s.cause == "clean_shutdown"
+        and s.source != OWN_SOURCE
+        and s.at_s > killed.get((s.writer, s.source.startswith("serve")), float("inf")) - TIE_S
     )
 
 

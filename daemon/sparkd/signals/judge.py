@@ -154,8 +154,11 @@ def _set_aside(told: Sequence[Signal], exits: Sequence[UnitExit], evidence: Evid
     # What was killed says nothing more itself: what is still said of its end was ended by our fence.
     by_unit = frozenset((end.node, end.unit is UnitName.SERVE) for end in exits if not was_killed(end))
     ours = consequences.after_our_fence(told, evidence.fence_at_s, by_unit)
+    killed = {(end.node, end.unit is UnitName.SERVE): end.at_s for end in exits if was_killed(end)}
+    rest = consequences.of_a_killed_root(told, killed)
     aside: dict[Signal, str] = dict.fromkeys(ours, "said by what sparkd itself was ending")
-    left = [s for s in told if s not in ours]
+    aside |= dict.fromkeys(rest, "said by what was ended with its unit's root")
+    left = [s for s in told if s not in aside]
     decided = first_s is not None and _is_decided(left, exits, first_s, evidence)
     waited_s = max((s.at_s for s in told if s.id in precedence.WAITS and _is_by(s, first_s)), default=0.0)
     for signal in told:

@@ -16,6 +16,7 @@ from typing import Any
 from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
 from sparkd.signals.model import Signal
 from sparkd.wire import shapes
+from sparkd.wire.common import COUNT_MAX
 from sparkd.wire.envelope import Envelope, seal, unseal
 from sparkd.wire.fields import Field
 from sparkd.wire.names import is_instance, is_name
@@ -248,7 +249,7 @@ def _sayable(signal: Signal, age_s: float) -> Signal:
     return replace(
         signal,
         at_s=min(max(age_s, 0.0), shapes.AGE_MAX_S) if isfinite(age_s) else shapes.AGE_MAX_S,
-        generation=min(max(signal.generation, 0), shapes.COUNT_MAX),
+        generation=min(max(signal.generation, 0), COUNT_MAX),
         rank=rank if rank is not None and 0 <= rank <= shapes.RANK_MAX else None,
         quantities=tuple(quantities)[: shapes.QUANTITIES_MAX],
     )

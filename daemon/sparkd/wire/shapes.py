@@ -19,10 +19,10 @@ from sparkd.core.messages import (
     UnitStatus,
 )
 from sparkd.signals.model import Proof, Quantity, Signal
+from sparkd.wire.common import BYTES, COUNT, COUNT_MAX, DIGEST, SETTINGS, STAMP
 from sparkd.wire.fields import (
     INSTANCE,
     NAME,
-    Field,
     array,
     choice,
     flag,
@@ -34,10 +34,8 @@ from sparkd.wire.fields import (
     shape,
     text,
 )
-from sparkd.words import CudaGraph, LoadFormat, Phase, Settings, Stamp, UnitName
+from sparkd.words import Phase, UnitName
 
-COUNT_MAX = (1 << 53) - 1  # what every JSON reader keeps exactly
-BYTES_MAX = 1 << 50
 NODES_MAX = 64
 UNITS_MAX = 16
 SIGNALS_MAX = 64
@@ -47,21 +45,12 @@ AGE_MAX_S = 30 * 86400.0
 VALUE_MAX = 1e18
 RANK_MAX = 65535
 
-COUNT = integer(0, COUNT_MAX)
 POSITIVE = integer(1, COUNT_MAX)
-TOKENS = optional(integer(1, 1 << 31))
-BYTES = optional(integer(0, BYTES_MAX))
 PERCENT = optional(number(0.0, 100.0))
 EXIT_CODE = optional(integer(-(1 << 31), (1 << 32) - 1))
 EXIT_SIGNAL = optional(integer(0, 255))
 LABEL = text(64)
 SENTENCE = optional(text(500))
-DIGEST = matching(r"[0-9A-Za-z:_-]*", 128)
-_STAMP = pair(COUNT, COUNT)
-STAMP = Field(
-    lambda stamp: _STAMP.encode((stamp.epoch, stamp.generation)),
-    lambda value, lenient: Stamp(*_STAMP.decode(value, lenient)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +67,6 @@ class Will:
     connection: int
 
 
-SETTINGS = shape(
-    Settings,
-    {
-        "ray_memory_threshold": optional(number(0.0, 1.0)),
-        "gpu_memory_utilization": number(0.0, 1.0),
-        "kv_cache_bytes": BYTES,
-        "max_num_batched_tokens": TOKENS,
-        "max_num_seqs": TOKENS,
-        "cudagraph": choice(CudaGraph),
-        "max_model_len": TOKENS,
-        "load_format": choice(LoadFormat),
-    },
-)
 UNIT = shape(
     UnitStatus,
     {

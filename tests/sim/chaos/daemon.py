@@ -23,7 +23,7 @@ from sparkd.core.messages import Intent, MemberStatus, Report, Telemetry
 from sparkd.core.policy import Policy
 from sparkd.core.records import DURABLE
 from sparkd.core.step import Step, next_deadline
-from sparkd.wire import Will
+from sparkd.wire.shapes import Will
 
 if TYPE_CHECKING:
     from sim.chaos.machine import Machine

@@ -7,7 +7,10 @@ from typing import Any
 
 from sparkd.core import events as ev
 from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry
-from sparkd.wire import Decoder, Encoder, Kind, Refusal, Will, WireError
+from sparkd.wire.codec import Decoder, Encoder
+from sparkd.wire.refusal import Refusal, WireError
+from sparkd.wire.shapes import Will
+from sparkd.wire.topics import Kind
 
 KEY = b"0123456789abcdef0123456789abcdef"
 CLUSTER = "chaos"
