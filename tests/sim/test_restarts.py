@@ -315,3 +315,18 @@ def test_a_load_that_has_become_slower_is_given_time_after_one_failure() -> None
     world.run_until(lambda: world.generation == 3, limit_s=2 * HOUR_S)
     world.run_until(serving(world), limit_s=2 * HOUR_S)
     assert world.generation == 3
+
+
+def test_who_cannot_ask_does_not_blame_rays_head() -> None:
+    world = World()
+    world.run_until(reached(world, Phase.CAPTURING_GRAPHS))
+    broken = ev.CommandFailed("ProbeMembership", "OSError: too many open files")
+    plain, world._do_ProbeMembership = (
+        world._do_ProbeMembership,
+        lambda node, _command: world.later(node, 0.01, broken),
+    )
+    world.on_serve = lambda *_: None
+    world.run_for(3 * world.head.policy.membership_silence_s)
+    world._do_ProbeMembership = plain
+    world.run_until(serving(world))
+    assert world.generation == 1

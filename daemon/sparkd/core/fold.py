@@ -301,10 +301,9 @@ def _timer(_turn: Turn, _event: ev.TimerFired) -> None:
 def _command_failed(turn: Turn, event: ev.CommandFailed) -> None:
     """A probe that broke is a probe that did not answer; nothing else is forgotten for it."""
     turn.drop("command", event.reason, event.command)
-    if event.command in _BROKEN_PROBES and turn.state.coordinator is not None:
-        turn.set_watch(**_BROKEN_PROBES[event.command])
-    elif event.command == "SendCanary" and turn.state.coordinator is not None:
-        turn.set_watch(canary_sent_at_s=None, canary_done_at_s=turn.now, canary_why=event.reason)
+    if event.command in _BROKEN_PROBES:
+        if turn.state.coordinator is not None:
+            turn.set_watch(**_BROKEN_PROBES[event.command](turn.now, event.reason))
     elif event.command == "StartUnit":
         _start_broke(turn, event)
     elif event.command == "ProbePeer":
@@ -325,9 +324,15 @@ def _start_broke(turn: Turn, event: ev.CommandFailed) -> None:
 
 SWEEP_PAUSE_S = 2.0
 """Before leftovers are looked for again after it could not be done."""
-_BROKEN_PROBES: dict[str, dict[str, Any]] = {
-    "ProbeMembership": {"probing_membership": False},
-    "ProbeEngine": {"probing_engine": False},
+_BROKEN_PROBES: dict[str, Callable[[float, str], dict[str, Any]]] = {
+    # Who could not ask has not met a silence of another.
+    "ProbeMembership": lambda now, _why: {"probing_membership": False, "membership_ok_at_s": now},
+    "ProbeEngine": lambda _now, _why: {"probing_engine": False},
+    "SendCanary": lambda now, why: {
+        "canary_sent_at_s": None,
+        "canary_done_at_s": now,
+        "canary_why": why,
+    },
 }
 
 

@@ -25,6 +25,7 @@ from sparkd.signals import (
     sentence,
     spread,
     survive,
+    when,
 )
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
 from sparkd.signals.exceptions import is_slip
@@ -53,30 +54,7 @@ _MIGHT_BE = {
 }
 # Faults of a kernel, after which the device goes on.
 _PASSING_XIDS = frozenset({8, 13, 31, 32, 43, 45, 68, 69, 94})
-# Where no evidence tells of another place, by cause or by signature.
-_USUAL = {
-    "broken_install": Phase.RESOLVING_CONFIG,
-    "missing_python_dependency": Phase.RESOLVING_CONFIG,
-    "nccl_init_failure": Phase.INIT_DISTRIBUTED,
-    "shm_too_small": Phase.INIT_DISTRIBUTED,
-    "device_side_assert": Phase.SERVING,
-    "ib_verbs_failed": Phase.INIT_DISTRIBUTED,
-    "chat_template_missing": Phase.SERVING,
-}
-# The number of a collective operation tells how far the ranks have come: the first ones connect them, and a
-# start takes some hundreds.
-_FIRST_OPERATIONS, _MANY_OPERATIONS = 8, 1000
 _WOULD_DECIDE = "The kernel log of every node and the engine's log before the end would decide."
-# Phases in which an engine takes steps without a request of anybody.
-_STEPPING = frozenset(
-    {
-        Phase.COMPILING,
-        Phase.PROFILING,
-        Phase.CAPTURING_GRAPHS,
-        Phase.VERIFYING,
-        Phase.SERVING,
-    }
-)
 
 
 def judge(evidence: Evidence) -> Diagnosis:
@@ -282,7 +260,7 @@ def _diagnose(
     root: Signal, signals: Sequence[Signal], loose: Sequence[Signal], evidence: Evidence
 ) -> Diagnosis:
     info = cause_info(root.cause)
-    phase = _phase(root, signals, evidence)
+    phase = when.phase_of(root, signals, evidence)
     node = _node(root, signals, evidence)
     support = [s for s in signals if s.cause == root.cause and (s.id, s.node) != (root.id, root.node)]
     rest = [s for s in signals if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
@@ -318,23 +296,6 @@ def _candidates(root: Signal, loose: Sequence[Signal], evidence: Evidence) -> tu
 def _might_be(cause: str, loose: Sequence[Signal]) -> tuple[str, ...]:
     """Return what it might be: what is suggested first, then what it usually is."""
     return tuple(dict.fromkeys((*(s.cause for s in loose), *_MIGHT_BE.get(cause, ()))))
-
-
-def _phase(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> Phase | None:
-    """Return the phase that the text proves; "serving" is only "a step", which a start takes, too."""
-    if root.phase is not None and not (root.phase is Phase.SERVING and evidence.phase in _STEPPING):
-        return root.phase
-    others = (s.phase for s in signals if s.phase is not None and s.fatal)
-    return evidence.phase or root.phase or next(others, None) or _usual_phase(root)
-
-
-def _usual_phase(root: Signal) -> Phase | None:
-    operation = root.quantity("sequence_count")
-    if operation is not None and operation <= _FIRST_OPERATIONS:
-        return Phase.INIT_DISTRIBUTED
-    if operation is not None and operation >= _MANY_OPERATIONS:
-        return Phase.SERVING
-    return _USUAL.get(root.id) or _USUAL.get(root.cause)
 
 
 def _transient(root: Signal) -> bool | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.chaos.world import World
 
 SAMPLE_AFTER_S = 0.6
+READINGS_MAX = 120
 """The real pump reads twice a second; here it reads when something has changed."""
 
 
@@ -112,6 +113,7 @@ class Machine:
         self.leaked = self.hog = 0
         self.hogged: list[tuple[float, int]] = []
         self.waning: list[tuple[float, int]] = []
+        self.readings: list[tuple[float, int]] = []
         self.held: dict[int, int] = {}
         self.lines: list[list] = []
         self.pids = 1000
@@ -156,6 +158,7 @@ class Machine:
         """Return a reading."""
         total = self.world.plan.total
         free = max(0, total - self.base() - sum(self.held.values()))
+        self.readings = [*self.readings[-READINGS_MAX:], (self.world.now, free)]
         return ev.MemoryObserved(MemorySample(self.clock(), free, total))
 
     def tell_memory(self, delay_s: float = SAMPLE_AFTER_S) -> None:

@@ -21,6 +21,7 @@ READ_S = 2.5
 LATE_S = 60.0
 """What ended shortly before a generation began may be noticed in it."""
 KILLS = ("ray_oom_kill", "kernel_oom", "cuda_oom")
+EMPTY = "uma_host_exhaustion"
 VAGUE = (UNKNOWN, "killed_unspecified", "worker_process_died", "engine_dead_unspecified", "clean_shutdown")
 _ENDS = (" ended", "dies in ", " died")
 _AWAY = ("a daemon crashed", "its daemon crashed", "power was lost", "shutdown was asked", "rebooted it")
@@ -61,6 +62,8 @@ def judged(world: World, daemon: Daemon, record: Remedied) -> None:
     told = [*engine.blames, *engine.oddities, world.check.judge.excused.get(record.generation, "")]
     told += ["a daemon crashed" for at_s in world.check.deaths.values() if at_s > engine.since_s - LATE_S]
     had = HAD.get(cause, (cause,))
+    if cause == EMPTY and _was_empty(world, daemon, engine, node):
+        return
     if cause != UNKNOWN and not any(part in text for part in had for text in told):
         text = f"generation {record.generation}: {cause}, but it had {engine.blames[:6]}"
         world.violate("a named cause is true", text)
@@ -68,6 +71,13 @@ def judged(world: World, daemon: Daemon, record: Remedied) -> None:
         world.violate("a named cause is true", f"{cause} on {node}, but it had {engine.blames[:6]}")
     if cause in VAGUE:
         _nothing_was_proved(world, daemon, engine, cause)
+
+
+def _was_empty(world: World, daemon: Daemon, engine: Engine, node: str | None) -> bool:
+    """Whether the node was measured as empty as it is said to have been; who killed then left no word."""
+    machine = world.machines[node or world.head]
+    floor = daemon.policy.guard_floor_bytes + 0.01 * world.plan.total
+    return any(at_s >= engine.since_s and free < floor for at_s, free in machine.readings)
 
 
 def _nothing_was_proved(world: World, daemon: Daemon, engine: Engine, cause: str) -> None:
