@@ -21,13 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.policy_logs import NODE, Heard, read
+from benchmarks.policy_logs import ENDED_S, NODE, Heard, read
 from benchmarks.policy_rivals import FixedLadder, Oracle, SameSettings, best_settings
 from benchmarks.policy_world import GIB, Outcome, Truth, make_case, noise_of, run
 from sparkd.core import restart
 from sparkd.core.policy import Policy
 from sparkd.core.remedy import Action, Facts, choose
-from sparkd.signals.model import Diagnosis
+from sparkd.signals.model import Curve, Diagnosis
 from sparkd.words import Backend, Settings
 
 CASES = 500
@@ -65,7 +65,11 @@ class Sparkd:
         self.escalated = False
 
     def next(self, settings: Settings, outcome: Outcome) -> Settings | None:
-        diagnosis, heard = read(self.truth, settings, outcome)
+        lowest = self._lowest(outcome)
+        samples = () if lowest is None else ((ENDED_S, lowest),)
+        total = int(self.truth.memory_total * GIB)
+        curve = Curve(NODE, total, self.policy.guard_floor_bytes, samples, lowest)
+        diagnosis, heard = read(self.truth, settings, outcome, curve)
         now = 600.0 * len(self.causes)
         chosen = choose(diagnosis, self._facts(settings, outcome, heard), self.policy, now)
         self.spent = restart.spend(diagnosis.cause, self.spent, self.policy, now)
@@ -75,12 +79,15 @@ class Sparkd:
         self.escalated = chosen.action is Action.ESCALATE
         return None if self.escalated else chosen.settings
 
-    def _facts(self, settings: Settings, outcome: Outcome, heard: Heard) -> Facts:
-        truth = self.truth
+    def _lowest(self, outcome: Outcome) -> int | None:
+        """Return the least of the node's memory that was measured available, bytes."""
+        if not outcome.sampled_used or (not self.truth.unified and outcome.killer == "torch"):
+            return None
         read_at_trip = outcome.used if outcome.killer == "guard" else outcome.sampled_used
-        lowest = int((truth.memory_total - read_at_trip) * GIB) if outcome.sampled_used else None
-        if not truth.unified and outcome.killer == "torch":
-            lowest = None
+        return int((self.truth.memory_total - read_at_trip) * GIB)
+
+    def _facts(self, settings: Settings, outcome: Outcome, heard: Heard) -> Facts:
+        truth, lowest = self.truth, self._lowest(outcome)
         request = (
             heard.kv_cache_bytes / heard.kv_requests if heard.kv_cache_bytes and heard.kv_requests else None
         )

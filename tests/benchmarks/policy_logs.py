@@ -17,10 +17,11 @@ from sparkd.intake.pump import Intake
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.judge import judge
 from sparkd.signals.match import Places
-from sparkd.signals.model import Diagnosis, Evidence, Signal, UnitExit
+from sparkd.signals.model import Curve, Diagnosis, Evidence, Signal, UnitExit
 from sparkd.words import NO_SIZES, CudaGraph, Phase, Settings, Sizes, UnitName
 
 NODE = "spark-a"
+ENDED_S = 100.0
 CATALOGUE = packaged_catalogue()
 PLACES = Places(addresses={"10.77.0.1": NODE}, ranks={0: NODE}, head=NODE)
 CORE = "(EngineCore pid=30578) "
@@ -80,8 +81,10 @@ class Heard:
     exits: tuple[UnitExit, ...] = ()
 
 
-def read(truth: Truth, settings: Settings, outcome: Outcome) -> tuple[Diagnosis, Heard]:
-    """Read a generation's logs as the daemon does, and judge."""
+def read(
+    truth: Truth, settings: Settings, outcome: Outcome, memory: Curve | None = None
+) -> tuple[Diagnosis, Heard]:
+    """Read a generation's logs, and what was measured of the node's memory, as the daemon does, and judge."""
     heard = Heard()
     intake = Intake(NODE, CATALOGUE, read_line, PLACES)
     _feed(intake, "serve log", UnitName.SERVE, _started(truth, settings, outcome), at_s=10.0, heard=heard)
@@ -92,7 +95,7 @@ def read(truth: Truth, settings: Settings, outcome: Outcome) -> tuple[Diagnosis,
         code, number = None, 9
     if outcome.phase is Phase.SERVING:
         heard.phase = Phase.SERVING  # the core's own phase: a verified start
-    heard.exits = (UnitExit(NODE, UnitName.SERVE, 1, 100.6, code=code, signal=number),)
+    heard.exits = (UnitExit(NODE, UnitName.SERVE, 1, ENDED_S + 0.6, code=code, signal=number),)
     batch = intake.end_all(1, 101.0)
     heard.signals.extend(batch.signals)
     evidence = Evidence(
@@ -102,6 +105,7 @@ def read(truth: Truth, settings: Settings, outcome: Outcome) -> tuple[Diagnosis,
         nodes=(NODE,),
         head=NODE,
         kv_cache_bytes=heard.kv_cache_bytes,
+        memory=() if memory is None else (memory,),
     )
     return judge(evidence), heard
 

@@ -141,7 +141,7 @@ def test_the_evidence_that_was_kept_is_the_evidence_that_was_judged(file, capsys
     """A file that the daemon of today wrote: with each node's memory, and every signal with its verdict."""
     evidence = json.loads(file.read_text(encoding="utf-8"))["judged"][-1]["case"]["evidence"]
     assert {curve["node"] for curve in evidence["memory"]} == {"spark-a", "spark-b"}
-    assert all(curve["samples"] for curve in evidence["memory"])
+    assert all(curve["total_bytes"] for curve in evidence["memory"])
 
     assert sparkctl.main(["diagnose", "--explain", str(file)]) == 1
 

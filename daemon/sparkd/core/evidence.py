@@ -71,11 +71,20 @@ def _heard(turn: Turn) -> tuple[Heard, ...]:
 
 
 def _memory(turn: Turn) -> tuple[Curve, ...]:
+    """Return every node's memory since the launch: what was short before was another's doing."""
     member, floor = turn.member, turn.policy.guard_floor_bytes
+    began_s = turn.lead.launched_at_s or 0.0
     total = member.memory.total_bytes if member.memory else None
-    own = Curve(turn.state.node, total, floor, member.curve, member.lowest_bytes)
+    own = Curve(turn.state.node, total, floor, _since(member.curve, began_s), member.lowest_bytes)
     peers = [(peer, peer.status) for peer in turn.state.peers if peer.status is not None]
-    return (own, *(Curve(p.node, s.total_bytes, floor, p.curve, s.lowest_bytes) for p, s in peers))
+    return (
+        own,
+        *(Curve(p.node, s.total_bytes, floor, _since(p.curve, began_s), s.lowest_bytes) for p, s in peers),
+    )
+
+
+def _since(curve: tuple[tuple[float, int], ...], began_s: float) -> tuple[tuple[float, int], ...]:
+    return tuple(sample for sample in curve if sample[0] >= began_s)
 
 
 def _reached(turn: Turn, failure: Failure) -> Phase:

@@ -49,7 +49,10 @@ def fit_free_memory(settings: Settings, need: Need, diagnosis: Diagnosis, floors
 def foresee(draft: Draft, need: Need, floors: Floors) -> Draft:
     """Where the weights are known, see the next refusal coming: too small a KV cache."""
     one, tokens = need.known.request_kv_bytes or REQUEST_BYTES, need.known.request_tokens
-    if need.weights_bytes is None or not need.total_bytes or draft.settings.kv_cache_bytes is not None:
+    pinned = draft.settings.kv_cache_bytes
+    if pinned is not None:
+        return _fit_pinned(draft, pinned, need, floors)
+    if need.weights_bytes is None or not need.total_bytes:
         return draft
     for rung in _GENTLE:
         if _foreseen_kv(draft.settings, need) < one:
@@ -58,6 +61,15 @@ def foresee(draft: Draft, need: Need, floors: Floors) -> Draft:
         return draft
     share = _foreseen_kv(draft.settings, need) / one
     return draft if share >= 1 else draft.take(rungs.fit_context(draft.settings, tokens * share, floors))
+
+
+def _fit_pinned(draft: Draft, pinned: int, need: Need, floors: Floors) -> Draft:
+    """A cache of a fixed size is as large as it is: the context goes with it."""
+    one, tokens = need.known.request_kv_bytes, need.known.request_tokens
+    share = (pinned - PINNED_NOISE_BYTES) / one if one else 1.0
+    if share >= 1 or not tokens:
+        return draft
+    return draft.take(rungs.fit_context(draft.settings, tokens * share / 1.02, floors))
 
 
 def _foreseen_kv(settings: Settings, need: Need) -> int:

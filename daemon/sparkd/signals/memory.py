@@ -31,10 +31,9 @@ def exhausted(evidence: Evidence) -> tuple[Signal, ...]:
 
 
 def _ended_s(evidence: Evidence) -> float | None:
+    """Return when something died; what sparkd ended for what it saw itself was no kill."""
     ends = [end.at_s for end in evidence.exits if not end.ordered]
-    ends += [s.at_s for s in evidence.signals if s.fatal]
-    if evidence.fence_at_s is not None:
-        ends.append(evidence.fence_at_s)
+    ends += [s.at_s for s in evidence.signals if s.fatal and s.source != OWN_SOURCE]
     return min(ends, default=None)
 
 

@@ -119,7 +119,9 @@ class Judgements:
         self.last_verb = ev.Verb.STOP if self.stopped else ev.Verb.PAUSE if self.paused else None
 
     def asked(self, daemon: Daemon, verb: ev.Verb) -> None:
-        """A person may ask for what failed before."""
+        """A person may ask for what failed before; who only observes refuses all but its own end."""
+        if daemon.policy.observe_only:
+            return
         self.last_verb = verb
         if verb in (ev.Verb.START, ev.Verb.STOP):
             self.stopped, self.paused = verb is ev.Verb.STOP, False

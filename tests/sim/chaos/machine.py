@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.chaos.world import World
 
 SAMPLE_AFTER_S = 0.6
-READINGS_MAX = 120
+READINGS_MAX = 2000
 """The real pump reads twice a second; here it reads when something has changed."""
 
 
@@ -158,7 +158,8 @@ class Machine:
         """Return a reading."""
         total = self.world.plan.total
         free = max(0, total - self.base() - sum(self.held.values()))
-        self.readings = [*self.readings[-READINGS_MAX:], (self.world.now, free)]
+        self.readings.append((self.world.now, free))
+        del self.readings[:-READINGS_MAX]
         return ev.MemoryObserved(MemorySample(self.clock(), free, total))
 
     def tell_memory(self, delay_s: float = SAMPLE_AFTER_S) -> None:
