@@ -43,7 +43,9 @@ def path() -> str:
 
 
 def load() -> list[Fault]:
-    """The faults of the file; a missing file arms none."""
+    """The faults of the file; none where no file is named or there."""
+    if not path():
+        return []
     try:
         with Path(path()).open(encoding="utf-8") as file:
             entries = json.load(file)["faults"]
