@@ -282,7 +282,9 @@ def test_a_token_given_as_an_argument_leaves_the_list_of_processes(head, worker)
     process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=writing, env=environ)
     os.close(writing)
     try:
-        shown = until(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes(), lambda said: b"-P" in said)
+        shown = until(
+            lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes(), lambda said: b"\0-P\0" in said
+        )
         assert word.encode() not in shown
         with os.fdopen(reading, "rb") as out:
             said = out.read().decode()[size:]
