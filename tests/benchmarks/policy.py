@@ -41,9 +41,9 @@ class Player(Protocol):
 
 
 class Sparkd:
-    """The real remedy, fed with what the running daemon would know."""
+    """The real remedy, fed with what the running daemon would know, the files' sizes with it."""
 
-    sizing = False
+    sizing = True
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
@@ -120,10 +120,10 @@ def _bytes(gib: float) -> int:
     return int(gib * GIB)
 
 
-class SizedSparkd(Sparkd):
-    """The same, where the model's files have told weights and a request's KV cache before the launch."""
+class UnsizedSparkd(Sparkd):
+    """The same, where the files cannot be read: weights and KV cache are known once a log says them."""
 
-    sizing = True
+    sizing = False
 
 
 def _what(diagnosis: Diagnosis) -> str:
@@ -186,7 +186,7 @@ def play(truth: Truth, player: Player) -> Story:
 
 PLAYERS: dict[str, Callable[[Truth], Player]] = {
     "sparkd": Sparkd,
-    "sparkd_with_sizing": SizedSparkd,
+    "sparkd_unsized": UnsizedSparkd,
     "fixed_ladder": FixedLadder,
     "same_settings": SameSettings,
     "oracle": Oracle,
