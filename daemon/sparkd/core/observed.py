@@ -41,7 +41,7 @@ REQUESTS_LEAST = 1e-6
 
 def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | Sizes | None]:
     """Return what is known of the generation's sizes with what the event adds."""
-    kv_cache = _possible(turn, event.kv_cache_bytes) or seen.kv_cache_bytes
+    kv_cache = event.kv_cache_bytes or seen.kv_cache_bytes
     request = seen.request_kv_bytes
     if kv_cache and event.requests and event.requests > REQUESTS_LEAST:
         request = int(kv_cache / event.requests)
@@ -50,20 +50,12 @@ def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | Size
         loading = sample.available_bytes
     return {
         "kv_cache_bytes": kv_cache,
-        "weights_bytes": _possible(turn, event.weights_bytes) or seen.weights_bytes,
+        "weights_bytes": event.weights_bytes or seen.weights_bytes,
         "request_tokens": event.request_tokens or seen.request_tokens,
         "request_kv_bytes": request,
         "loading_available_bytes": loading,
         "sizes": seen.sizes.with_news(event.sizes),
     }
-
-
-def _possible(turn: Turn, size: int | None) -> int | None:
-    """Return *size* unless it is more than the one memory that there is."""
-    sample = turn.member.memory
-    if size is None or sample is None or not turn.policy.unified_memory:
-        return size
-    return size if size <= sample.total_bytes else None
 
 
 def _with_silence(turn: Turn, seen: Watch) -> tuple[tuple[Phase, float], ...]:
