@@ -349,4 +349,5 @@ async def off_loop(work: Callable[[], _T], timeout_s: float) -> _T:
         threading.Thread(target=run, name="proc-scan", daemon=True).start()
     except RuntimeError as error:  # no thread to be had: memory or pids are exhausted
         raise TimeoutError(str(error)) from error
-    return await asyncio.wait_for(result, timeout_s)
+    async with asyncio.timeout(timeout_s):
+        return await result

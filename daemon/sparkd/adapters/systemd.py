@@ -103,6 +103,8 @@ class Systemd:
 
     async def stop(self, unit: UnitName, generation: int, grace_s: float) -> None:
         """End the unit's whole tree, a unit of an earlier daemon too; see `ports.Units.stop`."""
+        if self._abandoned:  # it kills by the unit's name: nothing new may start beside it
+            await asyncio.wait(self._abandoned)
         watch = self._watches.get(unit)
         if watch is None or watch.stamp.generation < generation:
             group = self._services.group(await self._services.facts(unit), unit)

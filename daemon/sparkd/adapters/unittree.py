@@ -103,7 +103,8 @@ class Tree:
     async def emptied_within(self, timeout_s: float) -> bool:
         """Wait for the tree's end; return whether it came."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.emptied.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.emptied.wait()
         return self.emptied.is_set()
 
     async def wait_blind(self) -> None:
@@ -114,7 +115,8 @@ class Tree:
             await asyncio.sleep(UNWATCHED_RETRY_S)
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.exited.wait(), UNWATCHED_RETRY_S)
+            async with asyncio.timeout(UNWATCHED_RETRY_S):
+                await self.exited.wait()
 
     def close(self) -> None:
         """Stop watching; ends nobody."""

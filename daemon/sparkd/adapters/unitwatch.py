@@ -42,7 +42,8 @@ class Watch:
     async def news(self, within_s: float) -> None:
         """Wait for news, at most *within_s* seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.changed.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self.changed.wait()
         self.changed.clear()
 
 
@@ -105,7 +106,7 @@ class Follower:
     async def abandon(self, watch: Watch) -> None:
         """Take the order back, without which the unit refuses to run, and end what may run already."""
         remove_launch(self._run_dir, watch.unit)
-        with contextlib.suppress(OSError):
-            await self._services.end(watch.unit, watch.group, 0.0, self._kill_deadline_s)
         watch.exited.set()
-        watch.emptied.set()
+        with contextlib.suppress(OSError):
+            if not await self._services.end(watch.unit, watch.group, 0.0, self._kill_deadline_s):
+                watch.emptied.set()

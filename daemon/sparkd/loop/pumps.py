@@ -43,7 +43,8 @@ async def pump_memory(memory: Memory, emit: Emit, asked: asyncio.Event) -> None:
         if sample is not None:
             emit(MemoryObserved(sample=sample))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), MEMORY_EVERY_S)
+            async with asyncio.timeout(MEMORY_EVERY_S):
+                await asked.wait()
         asked.clear()
 
 
