@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sim.world import World, serving
-from sparkd.core.records import Remedied
+from sparkd.core import events as ev
+from sparkd.core.records import IncidentClosed, Remedied
 from sparkd.words import Phase, UnitName
 
 OF_A_START = [
@@ -79,3 +80,17 @@ def test_what_ends_an_engine_ends_it_at_once(cause: str) -> None:
     world = started()
     world.signal("spark-a", cause)
     assert world.phase is not Phase.SERVING
+
+
+def test_who_asked_an_engine_to_stop_is_known_with_its_end() -> None:
+    """A person's stop: the engine says so before the unit's end tells whose order it was."""
+    world = World()
+    world.run_until(serving(world))
+    world.signal("spark-a", "clean_shutdown")
+    world.run_for(1.0)
+    assert world.phase is Phase.SERVING
+    world.tell(world.head, ev.UnitStoppedByHand(UnitName.SERVE, 1))
+    world.kill("spark-a", UnitName.SERVE, code=0, signal=None)
+    world.run_for(30.0)
+    assert (world.phase, world.generation) == (Phase.PAUSED, 1)
+    assert world.records(IncidentClosed) == [] or world.records(IncidentClosed)[-1].outcome == "stopped"

@@ -77,9 +77,11 @@ ENDS_BY_ITSELF = INSTALLED | _CHECKED_AT_START
 def ends_at_once(signal: Signal) -> bool:
     """Return whether a fatal *signal* ends an engine by itself; else its end is waited for.
 
-    What sparkd itself observed is no loose word. An exception that nobody knows may be a request's.
+    What sparkd itself observed is no loose word. An exception that nobody knows may be a request's. Who asked
+    an engine to stop is known with its end only: a person's stop would look like ours beside our own kills.
     """
-    return signal.source == OWN_SOURCE or not (signal.cause in ENDS_BY_ITSELF or signal.id == UNEXPLAINED)
+    waits = signal.cause in ENDS_BY_ITSELF | {"clean_shutdown"} or signal.id == UNEXPLAINED
+    return signal.source == OWN_SOURCE or not waits
 
 
 @dataclass(slots=True)
