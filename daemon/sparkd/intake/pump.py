@@ -55,6 +55,10 @@ class Batch:
         return bool(self.signals or self.phases or self.repeated or self.dropped)
 
 
+KILLS, HELD_S = ("kernel_oom", "cgroup_oom"), 10.0
+"""A kernel's kill that is said again and is older was of an end before: what it ended ended at once."""
+
+
 class _Answer(Enum):
     """What becomes of a signal."""
 
@@ -182,7 +186,8 @@ class Intake:
             stream = self._streams.pop((source, number))
             self._take(stream, stream.blocks.flush(), at_s, draft)
             self._recognise(stream.reader.flush(), draft)
-        draft.signals += sorted(self._held(generation), key=lambda s: s.at_s)
+        held = [s for s in self._held(generation) if s.cause not in KILLS or at_s - s.at_s <= HELD_S]
+        draft.signals += sorted(held, key=lambda s: s.at_s)
         self.forget(generation)
         return draft.batch()
 
