@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from sparkd.core.messages import GuardSeen
+from sparkd.files import replace_whole
 from sparkd.ports import Clock
 from sparkd.signals.model import Proof, Quantity, Signal
 from sparkd.words import Phase
@@ -78,12 +79,9 @@ class Guard:
             f"sparkd-floors 1\nphase={phase.value}\nfloor_bytes={floor_of(phase, floor_bytes)}\n"
             f"until_s={self._clock.now() + LEASE_S:.3f}\nend\n"
         )
-        fresh = self._floors.with_suffix(".new")
         try:
             self._make_folder()
-            fresh.write_text(text, encoding="ascii")
-            fresh.chmod(0o644)
-            fresh.replace(self._floors)
+            replace_whole(self._floors, text.encode("ascii"), 0o644)
         except OSError as error:
             if not self._complained:
                 log.warning(
