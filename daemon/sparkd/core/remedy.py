@@ -14,6 +14,7 @@ from sparkd.core.need import REFUSALS, Known, gib
 from sparkd.core.policy import Policy
 from sparkd.core.restart import Spent, backoff, spent_on
 from sparkd.signals.causes import UNKNOWN, cause_info
+from sparkd.signals.memory import is_exhausted
 from sparkd.signals.model import Diagnosis
 from sparkd.words import NO_SIZES, Settings, Sizes
 
@@ -38,8 +39,6 @@ NCCL = (
 )
 NCCL_STEP = "memory_step_for_nccl"
 """What is noted beside the causes of relaunches (`Facts.spent`) where an NCCL failure has taken its step."""
-EXHAUSTED_SHARE = 0.01
-"""A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
 AT_THE_FLOOR = "every memory setting is at its floor"
 UNDECIDED = (UNKNOWN, "killed_unspecified", "engine_dead_unspecified")
 
@@ -293,13 +292,6 @@ def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) ->
     return _relaunch(facts, policy, lowered[0], f"cause still unknown, one memory step: {lowered[1]}")
 
 
-def _exhausted(facts: Facts, policy: Policy) -> bool:
-    """Whether the node was as empty as a kill for memory leaves it; the sample is a second old at most."""
-    if facts.lowest_available_bytes is None or not facts.total_bytes:
-        return False
-    return facts.lowest_available_bytes < policy.guard_floor_bytes + EXHAUSTED_SHARE * facts.total_bytes
-
-
 def _asks_for_a_step(cause: str, facts: Facts, policy: Policy, now: float) -> str:
     """Return why an NCCL failure is answered with a step in memory, empty = it is not.
 
@@ -311,8 +303,10 @@ def _asks_for_a_step(cause: str, facts: Facts, policy: Policy, now: float) -> st
     recent = sum(spent_on(name, facts.spent, policy, now) for name in NCCL)
     if max(recent, sum(name in NCCL for name in facts.causes)) == 1:
         return f"{cause} again"
-    left = gib(facts.lowest_available_bytes or 0)
-    return f"{cause} with only {left} available on the node" if _exhausted(facts, policy) else ""
+    lowest = facts.lowest_available_bytes
+    if not is_exhausted(lowest, facts.total_bytes, policy.guard_floor_bytes):
+        return ""
+    return f"{cause} with only {gib(lowest or 0)} available on the node"
 
 
 def _nccl_step(diagnosis: Diagnosis, facts: Facts, policy: Policy, why: str) -> Remedy:

@@ -6,8 +6,8 @@ from sparkd.signals.model import Curve, Evidence, Proof, Quantity, Signal
 from sparkd.signals.precedence import OWN_SOURCE
 
 EXHAUSTED_ID = "observed_memory_exhausted"
-# A sample is up to a second old, and a load takes 1 to 2 GiB a second: so much of the memory above the floor.
-_EXHAUSTED_SHARE = 0.01
+EXHAUSTED_SHARE = 0.01
+"""A sample is up to a second old; a load takes 1 to 2 GiB a second: so much of the memory above the floor."""
 # What is freed at the end is seen soon; what was short long before was lived through.
 _BEFORE_S, _AFTER_S = 10.0, 1.0
 _GIB = 1 << 30
@@ -26,7 +26,7 @@ def exhausted(evidence: Evidence) -> tuple[Signal, ...]:
     return tuple(
         _signal(curve, *low)
         for curve, low in zip(evidence.memory, found, strict=True)
-        if low is not None and _is_exhausted(curve, low[1])
+        if low is not None and is_exhausted(low[1], curve.total_bytes, curve.floor_bytes)
     )
 
 
@@ -45,9 +45,11 @@ def _lowest(curve: Curve, ended_s: float) -> tuple[float, int] | None:
     return None if curve.lowest_bytes is None else (ended_s, curve.lowest_bytes)
 
 
-def _is_exhausted(curve: Curve, available_bytes: int) -> bool:
-    total = curve.total_bytes
-    return bool(total) and available_bytes < curve.floor_bytes + _EXHAUSTED_SHARE * (total or 0)
+def is_exhausted(available_bytes: int | None, total_bytes: int | None, floor_bytes: int) -> bool:
+    """Return whether a node is as empty as a kill for memory leaves it; what is unknown is not."""
+    if available_bytes is None or not total_bytes:
+        return False
+    return available_bytes < floor_bytes + EXHAUSTED_SHARE * total_bytes
 
 
 def _signal(curve: Curve, at_s: float, available_bytes: int) -> Signal:
