@@ -145,6 +145,10 @@ class Floors:
     eager_allowed: bool = True
 
 
+AMOUNTS = ("kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+"""The settings that are counted, each with a floor of its name; None = the engine's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What the engine itself says of its memory, bytes of one rank; None = not said.

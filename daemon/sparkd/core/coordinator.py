@@ -22,7 +22,7 @@ from sparkd.core import (
     unclean,
     watch,
 )
-from sparkd.core.membership import is_present, leaking, missing
+from sparkd.core.membership import are_present, leaking, missing
 from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
 from sparkd.core.records import SettingsAdopted
 from sparkd.core.state import Peer, Unit
@@ -224,8 +224,8 @@ SURVIVE = "processes survive SIGKILL on"
 
 def _is_rebooted(turn: Turn) -> bool:
     """Whether every node is heard, and none shows any more what a reboot was to end."""
-    heard = all(is_present(turn, peer) for peer in turn.state.peers)
-    return heard and turn.member.swept and not fence.unkillable(turn) and not leaking(turn)
+    swept = turn.member.swept and are_present(turn)
+    return swept and not fence.unkillable(turn) and not leaking(turn)
 
 
 def _fencing(turn: Turn) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from sparkd.words import CudaGraph, Floors, Settings
+from sparkd.words import AMOUNTS, CudaGraph, Floors, Settings
 
 
 def settings_in_force(learned: Settings | None, before: Settings | None, asked: Settings) -> Settings:
@@ -27,7 +27,7 @@ def within(settings: Settings, asked: Settings, floors: Floors) -> Settings:
     least = min(floors.gpu_memory_utilization, asked.gpu_memory_utilization)
     raised: dict[str, Any] = {
         name: _raised(getattr(settings, name), getattr(asked, name), getattr(floors, name))
-        for name in ("kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+        for name in AMOUNTS
     }
     raised["gpu_memory_utilization"] = max(settings.gpu_memory_utilization, least)
     raised["cudagraph"] = asked.cudagraph if eager else settings.cudagraph

@@ -17,7 +17,7 @@ from sparkd.words import ENGINE, LIVE, Backend, Phase
 
 def evidence_of(turn: Turn, failure: Failure) -> Evidence:
     """Return all that a judgement of *failure* may use."""
-    nodes = tuple(name for name, _ in turn.policy.nodes)
+    nodes, worked_at_s = tuple(name for name, _ in turn.policy.nodes), _worked_at_s(turn)
     return Evidence(
         signals=failure.signals,
         exits=failure.exits,
@@ -28,8 +28,8 @@ def evidence_of(turn: Turn, failure: Failure) -> Evidence:
         fence_at_s=failure.times.fence_ordered_s,
         works=_works(turn),
         steps=_steps(turn, failure),
-        worked_at_s=_worked_at_s(turn),
-        alive_at_s=_worked_at_s(turn),
+        worked_at_s=worked_at_s,
+        alive_at_s=worked_at_s,
         heard=_heard(turn),
         order_error_s=TIE_S,
         memory=_memory(turn),

@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership, observed, release, watch
+from sparkd.core import incident, member, membership, observed, release, unstarted, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import CURVE_MAX, REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
-from sparkd.core.unstarted import cause_of
 from sparkd.signals.model import MemorySample, Proof, Signal
 from sparkd.words import LIVE, Stamp, UnitName
 
@@ -111,8 +110,8 @@ def _not_started(turn: Turn, unit: Unit, reason: str) -> None:
     """How far the start had come nobody knows: until its end is confirmed the unit may live."""
     if unit.state in (UnitState.STARTING, UnitState.RUNNING):
         _change(turn, unit, reason, state=UnitState.EXITED, reason=reason)
-    text = f"{unit.unit} could not be started: {reason}"
-    _sees(turn, _own_signal(turn, "observed_start_failed", cause_of(reason), text, unit.generation))
+    cause, text = unstarted.cause_of(reason), unstarted.text_of(unit.unit, reason)
+    _sees(turn, _own_signal(turn, unstarted.SIGNAL_ID, cause, text, unit.generation))
 
 
 def _own_signal(turn: Turn, id_: str, cause: str, text: str, generation: int) -> Signal:

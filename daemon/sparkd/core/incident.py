@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkd.core import fence, guards, remedy, restart
+from sparkd.core import fence, guards, remedy, restart, unstarted
 from sparkd.core.decision import Case, decide
 from sparkd.core.evidence import evidence_of
 from sparkd.core.records import IncidentClosed, IncidentOpened, Judged, Remedied, SettingsAdopted, Times
 from sparkd.core.state import CAUSES_MAX, FAILED_MAX, SIGNALS_MAX, Failure, Incident
 from sparkd.core.turn import Turn
-from sparkd.core.unstarted import cause_of
 from sparkd.signals.causes import cause_info
 from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, UnitExit
 from sparkd.signals.repeats import with_one_more
@@ -77,8 +76,8 @@ def note_exit(turn: Turn, exit_: UnitExit) -> None:
 
 def note_unstarted(turn: Turn, node: str, unit: UnitName, reason: str) -> None:
     """What could not be started has not ended: its node's word of why is the evidence."""
-    text = f"{unit} could not be started: {reason}"
-    observe_failure(turn, "observed_start_failed", cause_of(reason), text, node=node)
+    cause, text = unstarted.cause_of(reason), unstarted.text_of(unit, reason)
+    observe_failure(turn, unstarted.SIGNAL_ID, cause, text, node=node)
 
 
 def _how(exit_: UnitExit) -> str:

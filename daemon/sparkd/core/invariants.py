@@ -11,7 +11,7 @@ from sparkd.core.policy import Policy
 from sparkd.core.remedy import MEMORY, PROVEN, account_of, budget_of
 from sparkd.core.state import Coordinator, State
 from sparkd.signals.causes import cause_info
-from sparkd.words import LIVE, Backend, CudaGraph, Phase, UnitName
+from sparkd.words import AMOUNTS, LIVE, Backend, CudaGraph, Phase, UnitName
 
 Rules = tuple[tuple[str, Callable[[State, Policy], bool]], ...]
 
@@ -99,8 +99,7 @@ def _within_bounds(lead: Coordinator, _state: State, policy: Policy) -> bool:
         lowest <= settings.gpu_memory_utilization <= asked.gpu_memory_utilization
         and (eager_ok or asked.cudagraph is CudaGraph.NONE)
         and all(
-            _between(getattr(settings, name), getattr(asked, name), getattr(floors, name))
-            for name in ("kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+            _between(getattr(settings, name), getattr(asked, name), getattr(floors, name)) for name in AMOUNTS
         )
     )
 

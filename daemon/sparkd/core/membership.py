@@ -133,6 +133,11 @@ def is_present(turn: Turn, peer: Peer) -> bool:
     return peer.fresh and peer.status is not None and not turn.due(silent_at_s)
 
 
+def are_present(turn: Turn) -> bool:
+    """Return whether every peer is."""
+    return all(is_present(turn, peer) for peer in turn.state.peers)
+
+
 def missing(turn: Turn) -> tuple[str, ...]:
     """Return, as sentences, every precondition of a launch that is not there; none = launch."""
     reasons: list[str] = []

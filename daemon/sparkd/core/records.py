@@ -187,7 +187,7 @@ class Kept:
     """What the coordinator keeps across its daemon's restarts and reboots, beside its settings.
 
     Attributes:
-        context: what `proven` and `silences` were learned with (`Policy.context`).
+        context: what `proven`, `silences` and `learned` were learned with (`Policy.context`).
         proven: the settings that last served for the cooldown: last known good.
         spent: the causes of the relaunches that still count, oldest first.
         silences: the longest silence of progress that a phase of a verified start has shown, seconds.

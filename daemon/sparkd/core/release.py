@@ -3,8 +3,7 @@
 It is back when what is available is what it was before the start, but for a tolerance. The driver may give it
 back later than the processes end, and slowly: while it still rises nobody goes on at the deadline. Where it
 has stopped and not all of it is there, or nobody knows, that is an answer of its own, and said; the launch
-after it is judged by what there is
-(`core.fitting`), and a fall with every start is a leak (`core.leak`).
+after it is judged by what there is (`core.fitting`), and a fall with every start is a leak (`core.leak`).
 """
 
 from __future__ import annotations

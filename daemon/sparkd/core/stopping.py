@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkd.core import fence, incident, member
-from sparkd.core.membership import is_present
+from sparkd.core.membership import are_present, is_present
 from sparkd.core.messages import UnitState
 from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
@@ -22,8 +22,7 @@ def end_what_is_found(turn: Turn, grace_s: float) -> None:
 
 def take_epoch_to_stop(turn: Turn) -> None:
     """A daemon that never started anything may still find an engine that has to end."""
-    heard = all(is_present(turn, peer) for peer in turn.state.peers)
-    if not turn.lead.epoch and heard and not turn.policy.observe_only:
+    if not turn.lead.epoch and are_present(turn) and not turn.policy.observe_only:
         fence.take_epoch(turn)
 
 

@@ -35,7 +35,7 @@ def _too_often(turn: Turn, node: str, generation: int) -> bool:
     """Escalate where so many boots in a row ended so: no daemon's restart and no boot makes it less."""
     if turn.lead.unclean < turn.policy.unclean_boots_max:
         return False
-    needs = f"find out why {node} goes down ({turn.lead.unclean} times in a row); then: sparkctl start"
+    needs = f"find out why {node} goes down ({turn.lead.unclean} times in a row)"
     incident.escalate(turn, _went_down(node, generation), needs)
     return True
 

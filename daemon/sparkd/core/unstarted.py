@@ -11,6 +11,7 @@ import errno
 import re
 
 from sparkd.signals.causes import UNKNOWN
+from sparkd.words import UnitName
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 _DECIDED: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
@@ -26,6 +27,14 @@ _DECIDED: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     ),
     ("disk_full", (errno.ENOSPC, errno.EDQUOT), ("no space left", "quota exceeded")),
 )
+
+
+SIGNAL_ID = "observed_start_failed"
+
+
+def text_of(unit: UnitName, reason: str) -> str:
+    """Return what is said of it."""
+    return f"{unit} could not be started: {reason}"
 
 
 def cause_of(reason: str) -> str:
