@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,18 +94,25 @@ def test_an_order_that_cannot_be_understood_is_refused(on_systemd, text, said) -
     on_systemd(scenario)
 
 
+@contextmanager
+def configured(world: World, line: str) -> Iterator[None]:
+    """Have one more line at the end of the node's configuration."""
+    config = world.node.path("/etc/sparkd/sparkd.toml")
+    before = config.read_text(encoding="utf-8")
+    config.write_text(f"{before}{line}\n", encoding="utf-8")
+    try:
+        yield
+    finally:
+        config.write_text(before, encoding="utf-8")
+
+
 def test_a_configuration_that_has_changed_is_refused(on_systemd) -> None:
     """What would run is no more what the daemon has told the cluster."""
 
     async def scenario(world: World) -> None:
-        config = world.node.path("/etc/sparkd/sparkd.toml")
-        before = config.read_text(encoding="utf-8")
-        config.write_text(before + 'extra_args = ["--swap-space=4"]\n', encoding="utf-8")
-        try:
-            with pytest.raises(OSError, match=r"not the one that was ordered.*systemctl restart sparkd"):
-                await world.units.start(world.rendered(UP))
-        finally:
-            config.write_text(before, encoding="utf-8")
+        wrong = pytest.raises(OSError, match=r"not the one that was ordered.*systemctl restart sparkd")
+        with configured(world, 'extra_args = ["--swap-space=4"]'), wrong:
+            await world.units.start(world.rendered(UP))
         assert world.events.empty()
         assert shown(world, "ExecMainStatus") == {"ExecMainStatus": "78"}
 
@@ -112,14 +121,9 @@ def test_a_configuration_that_has_changed_is_refused(on_systemd) -> None:
 
 def test_a_broken_configuration_is_told_by_the_start(on_systemd) -> None:
     async def scenario(world: World) -> None:
-        config = world.node.path("/etc/sparkd/sparkd.toml")
-        before = config.read_text(encoding="utf-8")
-        config.write_text(before + "api_port = 0\n", encoding="utf-8")
-        try:
-            with pytest.raises(OSError, match=r"engine\.vllm\.api_port = 0: must be"):
-                await world.units.start(world.rendered(UP))
-        finally:
-            config.write_text(before, encoding="utf-8")
+        wrong = pytest.raises(OSError, match=r"engine\.vllm\.api_port = 0: must be")
+        with configured(world, "api_port = 0"), wrong:
+            await world.units.start(world.rendered(UP))
 
     on_systemd(scenario)
 
@@ -128,15 +132,10 @@ def test_what_amounts_to_the_order_runs_whatever_else_the_file_says(on_systemd) 
     """A slip of an editor elsewhere in the file is the daemon's to refuse, not a relaunch's at night."""
 
     async def scenario(world: World) -> None:
-        config = world.node.path("/etc/sparkd/sparkd.toml")
-        before = config.read_text(encoding="utf-8")
-        config.write_text(before + "ports = 1\n", encoding="utf-8")
-        try:
+        with configured(world, "ports = 1"):
             root = await world.start(UP)
             await world.heard("up")
             assert alive(root)
-        finally:
-            config.write_text(before, encoding="utf-8")
 
     on_systemd(scenario)
 

@@ -372,19 +372,28 @@ def test_any_evidence_gives_a_whole_diagnosis(
     assert dataclasses.asdict(found)
 
 
-def test_what_a_killed_engines_children_say_after_our_fence_is_our_own_doing() -> None:
-    """The API server was killed; the engine core answers the SIGTERM of the fence."""
-    stop = Signal(
-        id="engine_asked_to_stop",
-        cause="clean_shutdown",
+def _fatal(id_: str, cause: str, source: str, quote: str, at_s: float) -> Signal:
+    return Signal(
+        id=id_,
+        cause=cause,
         proof=Proof.PROVES,
         node="spark-a",
-        source="serve log",
-        quote="[shutdown] EngineCore: trigger received signal=SIGTERM",
-        at_s=100.05,
+        source=source,
+        quote=quote,
+        at_s=at_s,
         generation=1,
         fatal=True,
     )
+
+
+def _stop(id_: str, at_s: float) -> Signal:
+    quote = "[shutdown] EngineCore: trigger received signal=SIGTERM"
+    return _fatal(id_, "clean_shutdown", "serve log", quote, at_s)
+
+
+def test_what_a_killed_engines_children_say_after_our_fence_is_our_own_doing() -> None:
+    """The API server was killed; the engine core answers the SIGTERM of the fence."""
+    stop = _stop("engine_asked_to_stop", 100.05)
     end = UnitExit("spark-a", UnitName.SERVE, 1, 100.0, signal=9)
     evidence = Evidence(signals=(stop,), exits=(end,), phase=Phase.SERVING, fence_at_s=100.0)
     assert judge(evidence).cause == "killed_unspecified"
@@ -398,17 +407,8 @@ def test_what_a_killed_engines_children_say_after_our_fence_is_our_own_doing() -
 
 
 def _unreachable(at_s: float) -> Signal:
-    return Signal(
-        id="observed_gcs_unreachable",
-        cause="ray_gcs_unreachable",
-        proof=Proof.PROVES,
-        node="spark-a",
-        source="sparkd",
-        quote="Ray's head has not answered for 60 s",
-        at_s=at_s,
-        generation=1,
-        fatal=True,
-    )
+    quote = "Ray's head has not answered for 60 s"
+    return _fatal("observed_gcs_unreachable", "ray_gcs_unreachable", "sparkd", quote, at_s)
 
 
 def test_work_that_is_seen_until_our_own_fence_acquits_nothing_that_led_to_it() -> None:
@@ -429,17 +429,7 @@ def test_what_the_engine_worked_on_after_for_minutes_did_not_lead_to_our_fence()
 @pytest.mark.parametrize(("before_s", "cause"), [(0.02, "killed_unspecified"), (5.0, "clean_shutdown")])
 def test_who_is_ended_with_a_killed_root_was_not_asked_by_a_person(before_s: float, cause: str) -> None:
     """The service manager ends the rest of a group at once; its words may be read before the root's end."""
-    stop = Signal(
-        id="engine_stopping",
-        cause="clean_shutdown",
-        proof=Proof.PROVES,
-        node="spark-a",
-        source="serve log",
-        quote="[shutdown] EngineCore: trigger received signal=SIGTERM",
-        at_s=100.0 - before_s,
-        generation=1,
-        fatal=True,
-    )
+    stop = _stop("engine_stopping", 100.0 - before_s)
     end = UnitExit("spark-a", UnitName.SERVE, 1, 100.0, signal=9)
     found = judge(Evidence(signals=(stop,), exits=(end,), phase=Phase.SERVING, fence_at_s=100.0))
 

@@ -130,12 +130,18 @@ def test_what_needed_a_reboot_goes_on_after_it() -> None:
 # -- waits ---------------------------------------------------------------------------------------
 
 
-def test_the_wait_after_a_failure_goes_on_in_the_next_daemon() -> None:
+def waiting_in_the_next_daemon() -> World:
+    """Return a cluster that waits for minutes after a failure, and whose head was started anew since."""
     world = World(backoff_base_s=300.0)
     world.run_until(serving(world))
     world.kill("spark-a", SERVE)
     world.run_until(reached(world, Phase.BACKING_OFF))
     world.restart_daemon("spark-a")
+    return world
+
+
+def test_the_wait_after_a_failure_goes_on_in_the_next_daemon() -> None:
+    world = waiting_in_the_next_daemon()
     world.run_for(200)
     assert world.generation == 1
     assert waits_for(world) == ["the wait after the last failure (sparkctl start ends it)"]
@@ -145,11 +151,7 @@ def test_the_wait_after_a_failure_goes_on_in_the_next_daemon() -> None:
 
 
 def test_a_person_ends_the_wait() -> None:
-    world = World(backoff_base_s=300.0)
-    world.run_until(serving(world))
-    world.kill("spark-a", SERVE)
-    world.run_until(reached(world, Phase.BACKING_OFF))
-    world.restart_daemon("spark-a")
+    world = waiting_in_the_next_daemon()
     world.run_for(10)
     ask(world, ev.Verb.START)
     world.run_for(20)

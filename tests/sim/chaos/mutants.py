@@ -199,7 +199,7 @@ def _always_present() -> list[Patch]:
     def present(turn, peer):
         return peer.status is not None
 
-    return [(module, "is_present", present) for module in (membership, coordinator, fence, told)]
+    return [(module, "is_present", present) for module in (membership, stopping, fence, told)]
 
 
 # -- who may end what ----------------------------------------------------------------------------
