@@ -151,15 +151,25 @@ def test_a_will_makes_a_probe_due_and_proves_nothing() -> None:
     assert after(nothing, ev.WillReceived(WORKER, "b#1")).state == nothing
 
 
+def test_a_word_after_the_will_ends_the_doubt() -> None:
+    doubted = head_state(peer=worker_seen(will=True))
+
+    spoke = after(doubted, ev.TelemetryReceived(Telemetry(WORKER, "b#1", Phase.SERVING, 7)), now=NOW + 1)
+    said = after(doubted, ev.StatusReceived(worker_seen().status, ev.Path.MQTT), now=NOW + 1)
+
+    assert (spoke.state.peers[0].will, spoke.news) == (False, True)
+    assert (said.state.peers[0].will, said.news) == (False, True)
+
+
 def test_a_probe_that_came_back_may_be_followed_by_another_after_its_period() -> None:
     asked = head_state(peer=worker_seen(probing=True, will=True, probed_at_s=NOW - 1))
 
     refused = after(asked, ev.PeerProbed(WORKER, False, "refused"))
     reached = after(asked, ev.PeerProbed(WORKER, True, "ignored"))
 
-    assert refused.state.peers == (worker_seen(probed_at_s=NOW - 1, probe_reason="refused"),)
+    assert refused.state.peers == (worker_seen(will=True, probed_at_s=NOW - 1, probe_reason="refused"),)
     assert reached.state.peers == (worker_seen(probed_at_s=NOW - 1),)
-    assert (refused.news, reached.news) == (True, False)
+    assert (refused.news, reached.news) == (True, True)
     assert refused.wakes[Concern.SAY] == NOW + 1
     assert after(asked, ev.PeerProbed("spark-z", True)).state == asked
 

@@ -316,6 +316,8 @@ def test_what_is_missing_of_a_peer_is_said(changes, reasons) -> None:
 def test_a_peer_that_is_not_heard_is_missing_whatever_it_said_last() -> None:
     assert missing(turn_of(head_state(), NOW + 10.0)) == (NOT_HEARD,)
     assert missing(turn_of(head_state(peer=Peer(WORKER)))) == (NOT_HEARD,)
+    broke = "spark-b: its session with the broker broke; it is asked whether it is there"
+    assert missing(turn_of(head_state(peer=worker_seen(will=True)))) == (broke,)
 
 
 @pytest.mark.parametrize(

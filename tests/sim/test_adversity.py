@@ -326,3 +326,27 @@ def test_what_a_node_said_before_its_reboot_is_waited_out(said: str) -> None:
     world.restart_daemon("spark-b")
     world.run_until(serving(world))
     assert not world.records(IncidentOpened)
+
+
+def test_late_words_of_a_daemon_that_died_start_nothing_with_it() -> None:
+    """The head's broker stood still: what came through at last was said before that daemon's end."""
+    world = World()
+    world.model_ready["spark-a"] = False
+    world.run_for(12.0)
+    worker = world.nodes["spark-b"]
+    status = status_of(worker.state, "shared", "digest-spark-b", "")
+    worker.up = False
+    world.run_for(30.0)
+
+    world.model_ready["spark-a"] = True
+    late = ev.StatusReceived(status, ev.Path.MQTT), ev.WillReceived("spark-b", worker.state.instance)
+    node = world.head
+    node.state = step(node.state, late, world.now, node.policy).state
+    world._arm(node)
+    world.run_for(8.0)
+    assert world.phase is Phase.WAITING
+    assert "its session with the broker broke" in world.head.state.coordinator.waiting[0]
+
+    world.restart_daemon("spark-b")
+    world.run_until(serving(world))
+    assert world.generation == 1

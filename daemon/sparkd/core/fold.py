@@ -74,11 +74,15 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
         turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
     curve = _with_sample(peer.curve, turn.now, telemetry.available_bytes)
-    turn.set_peer(peer, news=news, telemetry=telemetry, curve=curve, heard_at_s=turn.now, mqtt_at_s=turn.now)
+    heard = {"telemetry": telemetry, "curve": curve, "heard_at_s": turn.now, "mqtt_at_s": turn.now}
+    turn.set_peer(peer, news=news or peer.will, will=False, **heard)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
-    """A broken connection asks for a probe and proves nothing."""
+    """A broken connection asks for a probe and proves nothing: until an answer of now nothing new begins.
+
+    Words of before it may still come, late and all at once; only what says it after the will ends the doubt.
+    """
     peer = turn.state.peer(event.node)
     if peer is not None and peer.status is not None and peer.status.instance == event.instance:
         turn.set_peer(peer, will=True, probed_at_s=float("-inf"))
@@ -91,7 +95,8 @@ def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
     reason = "" if event.reached else event.reason
     turn.wake_for(Concern.SAY, peer.probed_at_s + PROBE_PEER_EVERY_S)
     news = reason != peer.probe_reason
-    turn.set_peer(peer, news=news, probing=False, will=False, probe_reason=reason)
+    will = peer.will and not event.reached
+    turn.set_peer(peer, news=news or will != peer.will, probing=False, will=will, probe_reason=reason)
 
 
 def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:

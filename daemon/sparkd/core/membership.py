@@ -56,8 +56,14 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         "probe_reason": "" if by_mqtt else peer.probe_reason,
         "retired": retired,
         "received_seq": 0 if changed else peer.received_seq,
+        "will": False,
     }
-    same = fresh == peer.fresh and _is_known(turn, before, status) and (not by_mqtt or is_heard(turn, peer))
+    same = (
+        fresh == peer.fresh
+        and not peer.will
+        and _is_known(turn, before, status)
+        and (not by_mqtt or is_heard(turn, peer))
+    )
     turn.set_peer(peer, news=not same, **changes)
 
 
@@ -174,6 +180,8 @@ def _peer_missing(turn: Turn, peer: Peer) -> list[str]:
         return [f"{peer.node}: its sparkd is not heard"]
     if status.leaving:
         return [f"{peer.node}: its sparkd is leaving"]
+    if peer.will:
+        return [f"{peer.node}: its session with the broker broke; it is asked whether it is there"]
     if status.shared_digest != turn.policy.shared_digest:
         return [f"{peer.node}: its configuration differs from this node's (compare the files)"]
     if not status.swept:

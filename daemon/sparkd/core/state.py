@@ -130,7 +130,7 @@ class Member:
 class Peer:
     """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet.
 
-    `curve`: as in `Member`, as its telemetry told.
+    `curve`: as in `Member`, as its telemetry told; `will`: its session broke and nothing was heard since.
     """
 
     node: str

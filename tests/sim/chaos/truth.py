@@ -74,10 +74,15 @@ def judged(world: World, daemon: Daemon, record: Remedied) -> None:
 
 
 def _was_empty(world: World, daemon: Daemon, engine: Engine, node: str | None) -> bool:
-    """Whether the node was measured as empty as it is said to have been; who killed then left no word."""
+    """Whether the node was measured as empty as it is said to have been; who killed then left no word.
+
+    The last reading before the start stands until the next one.
+    """
     machine = world.machines[node or world.head]
     floor = daemon.policy.guard_floor_bytes + 0.01 * world.plan.total
-    return any(at_s >= engine.since_s and free < floor for at_s, free in machine.readings)
+    before = [at_s for at_s, _ in machine.readings if at_s < engine.since_s]
+    since_s = max(before, default=engine.since_s)
+    return any(at_s >= since_s and free < floor for at_s, free in machine.readings)
 
 
 def _nothing_was_proved(world: World, daemon: Daemon, engine: Engine, cause: str) -> None:
