@@ -57,7 +57,9 @@ contract: setup
 	    $(BIN)/pytest -m real tests/contract/test_standin_contract.py tests/contract/test_sizing_contract.py $(ARGS)
 
 # Speed of `sparkctl diagnose` and of the live tail, beside grep with the same patterns; the last line is JSON.
+# The start is that of an installed program: pip compiles what it installs, from a checkout somebody has to.
 bench-diagnose: setup
+	@$(BIN)/python -m compileall -q daemon/sparkd
 	@$(BIN)/python -m benchmarks.diagnose $(ARGS)
 
 # The memory ladder against two habits and an oracle, on generated failures; the last line is JSON.

@@ -42,7 +42,8 @@ REQUESTS = (
         b"memory for cgroup -1, setting it to zero\n"
     ),
 )
-NUMBER = re.compile(rb"(?<![-:\d])\d{2,}(?![-:\d])|(?<=:)\d\d(?=[ ,.])")
+# Not of a date, also where a letter stands before it ("W1130"): one that does not exist orders nothing.
+NUMBER = re.compile(rb"(?<![-:\w])\d{2,}(?![-:\d])|(?<=:)\d\d(?=[ ,.])")
 STOP = re.compile(rb"shutdown|SIGTERM|Shutting down|Traceback|EngineDead|# EXIT")
 LINES_AT_ONCE = 40
 TAIL_MB = 20

@@ -13,6 +13,8 @@ from functools import lru_cache
 DAY_S = 86400.0
 YEAR_S = 366 * DAY_S
 _BEFORE = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_HOURS = 24
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
 _NUMBERS = re.compile(
@@ -30,8 +32,8 @@ def seconds(printed: str) -> float | None:
         return float(printed) if _OFFSET.fullmatch(printed) else None
     month, day, hour, minute, second = found.group("month", "day", "h", "m", "s")
     number = int(month) if month.isdigit() else _MONTHS.index(month) + 1 if month in _MONTHS else 0
-    if not 1 <= number <= len(_BEFORE):
-        return None
+    if not (1 <= number <= len(_BEFORE) and 1 <= int(day) <= _DAYS[number - 1] and int(hour) < _HOURS):
+        return None  # digits that look like a date order nothing
     days = _BEFORE[number - 1] + int(day) - 1
     at_s = days * DAY_S + int(hour) * 3600 + int(minute) * 60 + float(second.replace(",", "."))
     zone = found.groupdict().get("zone")
