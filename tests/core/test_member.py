@@ -404,18 +404,26 @@ def test_what_a_launch_needs_is_checked_while_nothing_runs(member, policy, check
 # -- leaving -------------------------------------------------------------------------------------
 
 
-def leaves(since_s, *units, now=NOW, ending=False, **member):
+def leaves(since_s, *units, now=NOW, ending=None, **member):
     state = worker_state(**{**CHECKED, "leaving": True, "drained_generation": 9, "units": units, **member})
-    return decided(now, state=replace(state, leaving_since_s=since_s, ending=ending))
+    return decided(now, state=replace(state, leaving_since_s=since_s, ending_since_s=ending))
 
 
 def test_a_daemon_that_leaves_ends_when_nothing_lives_here() -> None:
     turn = leaves(NOW, unit(state=UnitState.GONE), ran=True, returned=(3,))
 
-    assert (turn.commands, turn.state.ending) == ([EndDaemon()], True)
+    assert (turn.commands, turn.state.ending_since_s) == ([EndDaemon()], NOW)
     assert turn.records == [MemberRested(7, (3,))]
-    assert leaves(NOW, ending=True).commands == []
+    assert leaves(NOW, ending=NOW).commands == []
     assert leaves(None).commands == []
+
+
+def test_an_end_that_had_no_effect_is_ordered_again_in_peace() -> None:
+    waits, again = leaves(NOW - 60, ending=NOW - 9.999), leaves(NOW - 60, ending=NOW - 10.0)
+
+    assert (waits.commands, waits.state.ending_since_s) == ([], NOW - 9.999)
+    assert min(waits.wakes) <= NOW + 0.001 + 1e-9
+    assert (again.commands, again.state.ending_since_s) == ([EndDaemon()], NOW)
 
 
 def test_what_survives_sigkill_does_not_hold_a_daemon_and_does_not_rest() -> None:
@@ -430,15 +438,15 @@ def test_a_worker_that_leaves_waits_for_the_fence_and_then_ends_its_member_itsel
     early = leaves(NOW - 5.999, unit(RAY), unit())
     late = leaves(NOW - 6.0, unit(RAY), unit())
 
-    assert (early.commands, early.state.ending) == ([], False)
+    assert (early.commands, early.state.ending_since_s) == ([], None)
     assert min(early.wakes) <= NOW + 0.001 + 1e-9
     assert late.commands == [StopUnit(RAY, 7, 10.0), StopUnit(SERVE, 7, 10.0)]
-    assert not late.state.ending
+    assert late.state.ending_since_s is None
 
 
 def test_what_an_earlier_daemon_left_is_looked_for_before_this_one_ends() -> None:
     waits = leaves(NOW - 5.999, swept=False, sweeping=True)
     over = leaves(NOW - 6.0, swept=False, sweeping=True)
 
-    assert (waits.commands, waits.state.ending) == ([], False)
+    assert (waits.commands, waits.state.ending_since_s) == ([], None)
     assert over.commands == [EndDaemon()]

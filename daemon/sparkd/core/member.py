@@ -26,7 +26,8 @@ from sparkd.core.turn import Turn
 from sparkd.words import ENGINE, Phase, UnitName
 
 LEAVING_PATIENCE_S = 6.0
-"""How long a leaving worker waits for the coordinator's fence before it stops its own member."""
+"""How long a leaving worker waits for the coordinator's fence before it stops its own member: a few resends
+(`Policy.resend_s`) of that fence, well within the 90 s that systemd gives a service by default."""
 
 
 def decide(turn: Turn) -> None:
@@ -89,7 +90,8 @@ def _stop_unwanted(turn: Turn, intent: Intent) -> None:
 
 
 STOP_AGAIN_S = 20.0
-"""A stop without an outcome for so long beyond its grace is ordered again: it is idempotent."""
+"""A stop without an outcome for so long beyond its grace is ordered again: it is idempotent. An adapter's own
+outcomes come within 5 s of SIGKILL, and a command ends by its deadline of 10 s (`loop.executor`)."""
 
 
 def _end(turn: Turn, unit: Unit, grace_s: float) -> None:
@@ -245,17 +247,21 @@ def _check_model(turn: Turn) -> None:
     turn.order(CheckModel())
 
 
+END_AGAIN_S = 10.0
+"""A daemon that was told to end is gone within a second or two; after so long it is told again."""
+
+
 def _leave(turn: Turn) -> None:
     """A daemon that ends takes its child processes along, after the coordinator's fence or alone."""
-    since_s = turn.state.leaving_since_s
-    if since_s is None or turn.state.ending:
+    since_s, ending_since_s = turn.state.leaving_since_s, turn.state.ending_since_s
+    if since_s is None or (ending_since_s is not None and not turn.due(ending_since_s + END_AGAIN_S)):
         return
     if not turn.member.swept and not turn.due(since_s + LEAVING_PATIENCE_S):
         return  # nobody knows yet what an earlier daemon left here
     if not alive(turn) or all(unit.state is UnitState.UNKILLABLE for unit in alive(turn)):
         if not alive(turn):
             _rest(turn, max((unit.generation for unit in turn.member.units), default=0))
-        turn.set_state(ending=True)
+        turn.set_state(ending_since_s=turn.now)
         turn.order(EndDaemon())
     elif turn.due(since_s + LEAVING_PATIENCE_S):
         for unit in alive(turn):

@@ -293,7 +293,7 @@ class State:
         coordinator: None on workers.
         broker_why: why there is no session with the broker, as it was last said.
         told_session: what people were last told of that session, None = nothing yet.
-        ending: EndDaemon was ordered.
+        ending_since_s: when EndDaemon was last ordered, None = it was not.
         wakes: when each concern of a step (`turn.Concern`) is due again, at the latest.
         head: the coordinating node's name.
     """
@@ -310,7 +310,7 @@ class State:
     broker_why: str = ""
     told_session: bool | None = None
     leaving_since_s: float | None = None
-    ending: bool = False
+    ending_since_s: float | None = None
     wakes: tuple[float, ...] = AT_ONCE
     head: str = ""
 
