@@ -27,6 +27,7 @@ from sparkd.core.events import EngineObserved, MembershipObserved, RayNode
 from sparkd.core.messages import UnitState, UnitStatus
 from sparkd.core.records import (
     IncidentClosed,
+    IncidentOpened,
     PhaseChanged,
     SettingsAdopted,
     StampAdvanced,
@@ -308,6 +309,11 @@ def test_memory_that_is_lost_with_every_start_needs_a_reboot_unless_a_person_wan
     turn = decided(Phase.WAITING, member=leaks, status={"leaking": True})
 
     assert moves(turn) == [(Phase.ESCALATED, "memory is lost with every start on spark-a, spark-b")]
+    opened, closed = (
+        next(r for r in turn.records if isinstance(r, k)) for k in (IncidentOpened, IncidentClosed)
+    )
+    assert (opened.incident, closed.outcome) == (closed.incident, "escalated")
+    assert closed.needs == "reboot spark-a, spark-b; it goes on by itself then"
     assert turn.lead.needs == "reboot spark-a, spark-b; it goes on by itself then"
     assert moves(decided(Phase.WAITING, member=leaks, leaks_forgiven=True))[0][0] is Phase.FENCING
 

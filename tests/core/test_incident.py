@@ -507,7 +507,9 @@ def test_an_escalation_needs_at_least_its_reason_and_may_never_be_retried() -> N
     assert turn.lead.needs == never.lead.needs == "why; then: sparkctl start"
     assert soon.lead.retry_at_s == NOW + 0.5
     assert never.lead.retry_at_s is None
-    assert kinds(turn, IncidentClosed) == []
+    (told,) = kinds(never, IncidentClosed)  # nothing failed, and people are told all the same
+    assert (told.outcome, told.cause, told.needs) == ("escalated", "unknown", "why; then: sparkctl start")
+    assert [r.reason for r in kinds(never, IncidentOpened)] == ["why"]
 
 
 @pytest.mark.parametrize(

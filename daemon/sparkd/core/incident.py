@@ -295,6 +295,10 @@ def escalate(turn: Turn, why: str, needs: str, *, may_pass: bool = False, reboot
     """
     pause_s = turn.policy.escalated_retry_s
     retry_at_s = turn.now + pause_s if may_pass and pause_s > 0 else None
+    if turn.lead.incident is None:
+        open_incident(
+            turn, why, turn.lead.generation
+        )  # nothing failed, and people have to be told all the same
     by_itself = reboot or retry_at_s is not None
     needs = needs or why if by_itself else _then_start(needs or why)
     close(turn, "escalated", needs)
