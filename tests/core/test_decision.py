@@ -69,7 +69,9 @@ def test_a_budget_counts_the_window_or_the_incident(spent, causes, action) -> No
     assert found.action is action
     if action is STOP:
         assert found.explanation == "3 relaunches for peer_lost did not help"
-        assert found.needs == (cause_info("peer_lost").advice or found.explanation)
+        assert found.needs == (
+            "find what is behind peer_lost (sparkctl incidents show: the proof, what was tried)"
+        )
 
 
 @pytest.mark.parametrize(

@@ -166,16 +166,18 @@ def test_the_question_in_force_counts_and_not_what_was_seen_since() -> None:
 
 # -- what is said --------------------------------------------------------------------------------
 
-NOT_DEAD = "generation 7 is not dead yet or its memory not back"
+NOT_DEAD, NOT_BACK = "generation 7 is not dead yet", "the memory of generation 7 is not back yet"
 
 
 @pytest.mark.parametrize(
     ("status", "member", "said"),
     [
         (BACK, OWN_BACK, ()),
-        (BACK, OWN_DEAD, (f"spark-a: {NOT_DEAD}",)),
-        (DEAD, OWN_BACK, (f"spark-b: {NOT_DEAD}",)),
-        ({}, OWN_DEAD, (f"spark-a: {NOT_DEAD}", "spark-b: has not applied the fence yet")),
+        (BACK, OWN_DEAD, (f"spark-a: {NOT_BACK}",)),
+        (DEAD, OWN_BACK, (f"spark-b: {NOT_BACK}",)),
+        (BACK, {}, (f"spark-a: {NOT_DEAD}",)),
+        (APPLIED, OWN_BACK, (f"spark-b: {NOT_DEAD}",)),
+        ({}, OWN_DEAD, (f"spark-a: {NOT_BACK}", "spark-b: has not applied the fence yet")),
     ],
 )
 def test_whose_answer_is_missing_is_said(status, member, said) -> None:

@@ -185,6 +185,26 @@ def test_memory_that_others_hold_is_waited_for_and_no_setting_is_burnt() -> None
     assert chosen.needs.startswith("end what holds the memory of spark-a (only 35.4 GiB were free)")
 
 
+@pytest.mark.parametrize(
+    ("cause", "policy", "key"),
+    [
+        ("nccl_timeout", {"transient_budget": 0}, "recovery.transient_budget"),
+        ("unknown", {"unknown_unchanged": 0}, "recovery.unknown_unchanged"),
+    ],
+)
+def test_who_allows_no_relaunch_reads_that_and_what_to_look_at(cause: str, policy: dict, key: str) -> None:
+    spent = () if cause != "unknown" else (("unknown", 0.0),)
+    chosen = remedy.choose(diagnosed(cause), facts(), replace(POLICY, **policy), 0.0)
+    if cause == "unknown":
+        assert chosen.action is Action.RELAUNCH  # the one memory step
+        chosen = remedy.choose(diagnosed(cause), facts(spent=spent), replace(POLICY, **policy), 0.0)
+        assert chosen.explanation == "1 relaunch without a cause that evidence decides"
+    else:
+        assert chosen.explanation == f"no relaunch is allowed ({key} = 0)"
+    assert chosen.action is Action.ESCALATE
+    assert chosen.needs.startswith(f"find what is behind {cause} (sparkctl incidents show")
+
+
 def test_weights_that_do_not_fit_into_what_is_free_are_no_matter_of_the_share() -> None:
     chosen = remedy.choose(too_little_free(70.0), facts(weights_bytes=72 * GIB), POLICY, 1.0)
     assert chosen.settings == Settings()

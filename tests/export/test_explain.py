@@ -57,6 +57,41 @@ def test_it_says_what_a_person_has_to_do_and_when_it_tries_by_itself() -> None:
     assert "(1800 s), then: tried again by itself, once" in text
 
 
+def test_what_a_reboot_ends_goes_on_by_itself_then() -> None:
+    text = said(states.head(Phase.ESCALATED, needs="reboot spark-b", awaits_reboot=True))
+    assert "Waiting for: a person: reboot spark-b" in text
+    assert "it starts by itself when the node is back" in text
+
+
+def test_the_cooldown_is_named_with_its_end() -> None:
+    world = World(cooldown_s=100.0)
+    world.run_until(serving(world))
+    world.run_for(90)
+    document = explain(world.head.state, world.head.policy, world.now)
+    assert document["waits_for"] == ["the cooldown: it has to serve so long without a failure"]
+    proven_s = world.now + document["left_s"]
+
+    world.run_until(lambda: world.head.state.coordinator.proven is not None)
+
+    assert world.now == pytest.approx(proven_s, abs=0.1)
+
+
+def test_memory_that_is_waited_for_is_named_with_the_end_of_the_wait() -> None:
+    world = World(memory_release_s=20.0)
+    world.run_until(serving(world))
+    world.head.available_bytes -= 30 << 30
+    world.kill("spark-b", UnitName.RAY)
+    world.run_until(lambda: world.phase is Phase.FENCING)
+    world.run_for(2)
+    document = explain(world.head.state, world.head.policy, world.now)
+    assert document["waits_for"] == ["spark-a: the memory of generation 1 is not back yet"]
+    ends_s = world.now + document["left_s"]
+
+    world.run_until(lambda: world.generation == 2)
+
+    assert world.now == pytest.approx(ends_s, abs=0.1)
+
+
 def test_it_says_how_many_relaunches_are_left() -> None:
     spent = (("nccl_timeout", NOW - 600.0), ("nccl_timeout", NOW - 60.0), ("cuda_oom", NOW - 5.0))
     document = explain(states.head(Phase.SERVING, spent=spent), POLICY, NOW)
@@ -106,7 +141,8 @@ def test_it_tells_the_truth_about_when_a_hang_is_called() -> None:
     world = World()
     world.run_until(serving(world))
     world.hung = True
-    world.run_until(lambda: explain(world.head.state, world.head.policy, world.now)["waits_for"])
+    token = "the next token of what was asked"
+    world.run_until(lambda: [token] == explain(world.head.state, world.head.policy, world.now)["waits_for"])
     announced_s = world.now + explain(world.head.state, world.head.policy, world.now)["left_s"]
 
     world.run_until(lambda: world.phase is Phase.FAILING)

@@ -148,18 +148,24 @@ def somebody_lives(turn: Turn) -> bool:
 
 def unanswered(turn: Turn) -> tuple[str, ...]:
     """Return, as sentences, whose answer to the fence is missing."""
-    generation = _asked(turn)
+    generation, member = _asked(turn), turn.member
     reasons = []
-    if turn.member.fenced_generation < generation:
-        reasons.append(f"{turn.state.node}: generation {generation} is not dead yet or its memory not back")
+    if member.fenced_generation < generation:
+        reasons.append(_unfenced(turn.state.node, member.emptied_generation, generation))
     for peer in turn.state.peers:
         if not is_present(turn, peer):
             reasons.append(f"{peer.node}: its sparkd is not heard, so nobody says that its engine is dead")
         elif not has_applied(turn, peer):
             reasons.append(f"{peer.node}: has not applied the fence yet")
         elif peer.status is not None and peer.status.fenced_generation < generation:
-            reasons.append(f"{peer.node}: generation {generation} is not dead yet or its memory not back")
+            reasons.append(_unfenced(peer.node, peer.status.emptied_generation, generation))
     return tuple(reasons)
+
+
+def _unfenced(node: str, emptied: int, generation: int) -> str:
+    if emptied < generation:
+        return f"{node}: generation {generation} is not dead yet"
+    return f"{node}: the memory of generation {generation} is not back yet"
 
 
 def memory_not_back(state: State) -> tuple[tuple[str, int], ...]:

@@ -24,13 +24,17 @@ def is_over(turn: Turn, emptied_at_s: float) -> bool:
     """Return whether the wait is over: all is back, or what is missing has stopped coming."""
     if _is_back(turn):
         return True
-    release_s, rose_at_s = turn.policy.memory_release_s, turn.member.rose_at_s
-    if not turn.due(emptied_at_s + release_s):
-        return False
-    if not turn.due(min(rose_at_s + FLAT_S, emptied_at_s + PATIENCE * release_s)):
+    if not turn.due(patient_until_s(turn, emptied_at_s)):
         return False
     _tell(turn, emptied_at_s)
     return True
+
+
+def patient_until_s(turn: Turn, emptied_at_s: float) -> float:
+    """Return until when the memory is waited for where nothing more of it comes."""
+    release_s = turn.policy.memory_release_s
+    rising_until_s = min(turn.member.rose_at_s + FLAT_S, emptied_at_s + PATIENCE * release_s)
+    return max(emptied_at_s + release_s, rising_until_s)
 
 
 def note_rise(turn: Turn, available_bytes: int) -> None:

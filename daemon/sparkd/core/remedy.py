@@ -124,7 +124,7 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     if permanent:
         return _escalate(facts, diagnosis, f"{cause} does not go away by a restart")
     if used >= policy.transient_budget:
-        text = f"{used} relaunches for {cause} did not help"
+        text = _used_up(used, f"for {cause} did not help", "recovery.transient_budget")
         return _escalate(facts, diagnosis, text)
     if cause in NCCL and (why := _asks_for_a_step(cause, facts, policy, now)):
         return _nccl_step(diagnosis, facts, policy, why)
@@ -185,7 +185,15 @@ def _wait_for_others(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: i
         return _relaunch(facts, policy, facts.settings, f"{text}; tried again unchanged")
     where = diagnosis.node or "the node"
     needs = f"end what holds the memory of {where} (only {free} were free), then sparkctl start"
-    return Remedy(Action.ESCALATE, facts.settings, f"{used} relaunches found no more memory", needs=needs)
+    why = _used_up(used, "found no more memory", "recovery.transient_budget")
+    return Remedy(Action.ESCALATE, facts.settings, why, needs=needs)
+
+
+def _used_up(used: int, what_came: str, key: str) -> str:
+    """Return why nothing is tried again; who allows no relaunch has not seen one fail."""
+    if not used:
+        return f"no relaunch is allowed ({key} = 0)"
+    return f"{used} relaunch{'es' if used > 1 else ''} {what_came}"
 
 
 def _at(facts: Facts, node: str | None) -> Facts:
@@ -288,7 +296,8 @@ def _undecided(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) ->
         return _relaunch(facts, policy, facts.settings, text)
     lowered = _one_step(diagnosis, facts, policy) if used == policy.unknown_unchanged else None
     if lowered is None:
-        return _escalate(facts, diagnosis, f"{used} relaunches without a cause that evidence decides")
+        why = _used_up(used, "without a cause that evidence decides", "recovery.unknown_unchanged")
+        return _escalate(facts, diagnosis, why)
     return _relaunch(facts, policy, lowered[0], f"cause still unknown, one memory step: {lowered[1]}")
 
 
@@ -327,5 +336,9 @@ def _relaunch(facts: Facts, policy: Policy, settings: Settings, explanation: str
 
 
 def _escalate(facts: Facts, diagnosis: Diagnosis, why: str) -> Remedy:
-    needs = diagnosis.advice or cause_info(diagnosis.cause).advice or why
+    advice = diagnosis.advice or cause_info(diagnosis.cause).advice
+    needs = (
+        advice
+        or f"find what is behind {diagnosis.cause} (sparkctl incidents show: the proof, what was tried)"
+    )
     return Remedy(Action.ESCALATE, facts.settings, why, needs=needs)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparkd.core import fence, launch, remedy
+from sparkd.core import fence, launch, release, remedy
 from sparkd.core.decision import follow
 from sparkd.core.incident import case_of
 from sparkd.core.membership import missing, unproven
@@ -84,7 +84,12 @@ def _waiting(turn: Turn) -> Wait:
 
 
 def _fencing(turn: Turn) -> Wait:
-    return Wait(fence.unanswered(turn), None, "generation " + str(turn.state.seen.generation + 1) + " starts")
+    then = f"generation {turn.state.seen.generation + 1} starts"
+    member, unanswered = turn.member, fence.unanswered(turn)
+    if member.emptied_at_s is None or member.fenced_generation >= member.emptied_generation:
+        return Wait(unanswered, None, then)
+    left_s = release.patient_until_s(turn, member.emptied_at_s) - turn.now
+    return Wait(unanswered, left_s, f"without what has not come back by then, {then}")
 
 
 def _forming(turn: Turn) -> Wait:
@@ -128,6 +133,10 @@ def _serving(turn: Turn) -> Wait:
     if asked:
         left_s = max(watch.token_at_s, min(asked)) + policy.no_progress_s - turn.now
         return Wait(("the next token of what was asked",), left_s, "it is a hang: both nodes are fenced")
+    left_s = lead.phase_since_s + policy.cooldown_s - turn.now
+    if left_s > 0:
+        then = "these settings count as proven, and failures in a row are counted anew"
+        return Wait(("the cooldown: it has to serve so long without a failure",), left_s, then)
     return Wait((), None, f"without requests it is asked for a generation every {policy.canary_idle_s:g} s")
 
 
@@ -148,6 +157,10 @@ def _backing_off(turn: Turn) -> Wait:
 def _escalated(turn: Turn) -> Wait:
     lead = turn.lead
     left_s = None if lead.retry_at_s is None else lead.retry_at_s - turn.now
+    if lead.awaits_reboot:
+        return Wait(
+            (f"a person: {lead.needs}",), None, "it starts by itself when the node is back without it"
+        )
     then = "tried again by itself, once" if left_s is not None else "nothing happens by itself"
     return Wait((f"a person: {lead.needs}",), left_s, then)
 
