@@ -307,6 +307,21 @@ def test_a_predecessor_is_no_twin(run) -> None:
     run(test)
 
 
+def test_the_words_of_a_dead_predecessor_are_not_waited_on(run, monkeypatch) -> None:
+    """Who is known to be dead cannot be disturbed: a daemon that was restarted speaks at once."""
+    monkeypatch.setattr(mqtt, "LISTEN_S", 10 * DEADLINE_S)
+
+    async def test(broker: Broker) -> None:
+        async with worker(broker.port) as before, head(broker.port) as one:
+            await before.bus.publish(STATUS)
+            await one.until(StatusReceived)
+        async with Ear(broker.port, WORKER, "after", predecessors=(INSTANCE,)) as after:
+            assert StatusReceived(STATUS, By.MQTT, retained=True) == await after.until(StatusReceived)
+            await after.connected()
+
+    run(test)
+
+
 def test_a_broker_that_says_nothing_is_a_timeout(run, monkeypatch) -> None:
     """A broker that accepts and never answers is told from one that is not there; ending does not hang."""
     monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.3)

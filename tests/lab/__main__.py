@@ -226,6 +226,8 @@ def report(results: list[Result], raw_s: float | None, *, summary: bool, long: b
     say("\n" + table(results))
     say("  ".join(f"{name} {value}" for name, value in shown.items()))
     failed = [result for result in results if not result.ok]
+    for result in failed:  # once more at the end, where whoever sees only the tail of a run looks
+        say(f"NOT OK {result.scenario} (cause {result.cause}): {result.note[:1000]}")
     if summary:
         say(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed or not results else 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
+import pathlib
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +15,8 @@ from lab import netns
 from lab import nodes_daemons as daemons
 from lab import nodes_harm as harm
 from lab import nodes_world as world
-from lab.nodes import Nodes, nodes
+from lab.engine_env import REPOSITORY
+from lab.nodes import Nodes, ask, nodes
 from lab.nspawn import NodeError
 from lab.scenarios import Result
 
@@ -66,11 +70,15 @@ def name_of(scenario: Scenario) -> str:
     return f"nodes_{scenario.__name__}"
 
 
+KEPT = REPOSITORY / "build" / "lab-nodes"
+"""What a row that is not ok leaves: the head's newest incident, and the journal of both nodes."""
+
 NAMES = tuple(name_of(scenario) for scenario, _ in ORDER)
 
 
 def lived(chosen: set[str] | None, said: Callable[[Result, float], None]) -> Iterator[Result]:
     """Live through the scenarios that are chosen (None = all); the first start is always one of them."""
+    shutil.rmtree(KEPT, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         where = stack.enter_context(nodes())
         for scenario, expected in ORDER:
@@ -99,6 +107,21 @@ def one(where: Nodes, scenario: Scenario, result: Result) -> None:
         result.ok, result.note = False, f"{type(error).__name__}: {error}"
     if result.dead_processes:
         result.ok, result.note = False, f"left: {result.dead_processes} {result.note}"
+    if not result.ok:
+        keep(where, KEPT / result.scenario)
+
+
+def keep(where: Nodes, folder: pathlib.Path) -> None:
+    """Keep what tells why a row is not ok, as far as the nodes still answer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for machine in where.pair.machines:
+        with contextlib.suppress(*FAILURES):
+            told = machine.box.run("journalctl", "--no-pager", "-o", "short-iso-precise", "-n", "4000").stdout
+            (folder / f"{machine.box.name}.log").write_text(told, encoding="utf-8")
+    with contextlib.suppress(*FAILURES):
+        newest = where.incidents()[0]["incident"]
+        document = ask(where.head, "GET", f"/incidents/{newest}")
+        (folder / "incident.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def calmed(where: Nodes, result: Result) -> bool:

@@ -161,7 +161,9 @@ class Proxy:
 class Ear:
     """A bus that runs, and everything that it was told."""
 
-    def __init__(self, port: int, node: str, instance: str, **options: Any) -> None:
+    def __init__(
+        self, port: int, node: str, instance: str, predecessors: tuple[str, ...] = (), **options: Any
+    ) -> None:
         self.clock = HandClock()
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.dropped: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
@@ -172,6 +174,7 @@ class Ear:
             cluster=CLUSTER,
             node=node,
             instance=instance,
+            predecessors=frozenset(predecessors),
             nodes=NODES,
             clock=self.clock,
             emit=self.events.put_nowait,

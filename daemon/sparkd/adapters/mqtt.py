@@ -113,6 +113,7 @@ class MqttBus:
         cluster: str,
         node: str,
         instance: str,
+        predecessors: frozenset[str] = frozenset(),
         nodes: tuple[str, ...],
         clock: Clock,
         emit: Emit,
@@ -127,6 +128,7 @@ class MqttBus:
             cluster: the cluster's name.
             node: this node.
             instance: this daemon's instance.
+            predecessors: instances of this node that are known to be dead; their words make nobody listen.
             nodes: every configured node, this one included.
             clock: for the ages in reports.
             emit: takes events.
@@ -142,6 +144,7 @@ class MqttBus:
         self._broker = broker
         self._node = node
         self._instance = instance
+        self._predecessors = predecessors
         self._topics = Topics(cluster)
         self._encoder = Encoder(key, cluster, node, instance)
         self._decoder = Decoder(key, cluster, nodes)
@@ -278,7 +281,7 @@ class MqttBus:
 
     def _namesake(self, received: Received, *, retained: bool) -> None:
         """Take a message of another instance of this node: retained words of a predecessor inform."""
-        self._namesakes = True
+        self._namesakes |= received.instance not in self._predecessors
         if retained:
             self._emit(_event(received.message, retained=True))
         elif received.kind is not Kind.WILL:

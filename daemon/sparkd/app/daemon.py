@@ -67,10 +67,9 @@ class Daemon:
         self._ended, self._memory_asked = asyncio.Event(), asyncio.Event()
         self._exit_code = 0
         _make_directories(loaded)
-        self._lock = _take_lock(Path(loaded.paths.state_dir))
-        self._store = DiskStore(
-            Path(loaded.paths.state_dir), asked=policy.settings, wall=time.time, boot=machine.boot_id()
-        )
+        state, boot = Path(loaded.paths.state_dir), machine.boot_id()
+        self._lock = _take_lock(state, self._instance, boot)
+        self._store = DiskStore(state, asked=policy.settings, wall=time.time, boot=boot)
         self._metrics = Metrics(policy.version, policy.node, causes=tuple(CAUSES))
         self._logs = LogExporter(self._clock.now)
         self._loop = Loop(
@@ -84,7 +83,7 @@ class Daemon:
         )
         self._notice = Notice(Notifier.of(os.environ))
         told = Callbacks(_asking(self._loop.emit, self._memory_asked), self._twin, self._dropped, self.end)
-        self._outside = connect(loaded, self._instance, self._clock, told)
+        self._outside = connect(loaded, self._instance, self._lock.predecessors, self._clock, told)
         self._executor = Executor(self._outside.world, self._loop.emit)
         self._people = People(loaded, self._loop, self._store, self._metrics, self._clock)
         self._recalling: asyncio.Task[None] | None = None
@@ -271,9 +270,9 @@ def _make_directories(loaded: Loaded) -> None:
             raise AppError(f"cannot write to {path}; change its owner, or change [paths]")
 
 
-def _take_lock(directory: Path) -> StateLock:
+def _take_lock(directory: Path, instance: str, boot: str) -> StateLock:
     try:
-        return StateLock(directory)
+        return StateLock(directory, instance=instance, boot=boot)
     except StateLockedError as error:
         raise AppError(str(error)) from error
 

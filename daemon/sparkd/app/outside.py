@@ -63,12 +63,14 @@ class Outside:
             await part.close()
 
 
-def connect(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> Outside:
+def connect(
+    loaded: Loaded, instance: str, predecessors: frozenset[str], clock: Clock, told: Callbacks
+) -> Outside:
     """Return the adapters; nothing is connected or started yet."""
     spec, node = loaded.engine, loaded.node
     pump = LogPump(Intake(node.name, _catalogue(loaded), read_line, _places(loaded)), clock, told.emit)
     backend = backend_of(loaded, pump, told.emit)
-    bus = _bus(loaded, instance, clock, told)
+    bus = _bus(loaded, instance, predecessors, clock, told)
     api = VllmApi(_api_host(loaded), spec.api_port, spec.served_name, clock, api_key=loaded.api_key)
     token = None if spec.ray_auth_token_path is None else Path(spec.ray_auth_token_path)
     ray = GcsTable(f"{loaded.nodes[0].address}:{spec.ray_port}", token_path=token)
@@ -123,7 +125,9 @@ def _catalogue(loaded: Loaded) -> Catalogue:
     return catalogue
 
 
-def _bus(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> MqttBus:
+def _bus(
+    loaded: Loaded, instance: str, predecessors: frozenset[str], clock: Clock, told: Callbacks
+) -> MqttBus:
     broker = loaded.broker
     options = BrokerOptions(
         host=broker.host,
@@ -141,6 +145,7 @@ def _bus(loaded: Loaded, instance: str, clock: Clock, told: Callbacks) -> MqttBu
         cluster=loaded.cluster,
         node=loaded.node.name,
         instance=instance,
+        predecessors=predecessors,
         nodes=tuple(node.name for node in loaded.nodes),
         clock=clock,
         emit=told.emit,

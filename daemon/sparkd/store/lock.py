@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
+
+KEPT = 8
+"""How many daemons the file names: a broker can have kept the word of one some restarts ago."""
+READ_BYTES = 1024
 
 
 class StateLockedError(Exception):
@@ -12,13 +17,20 @@ class StateLockedError(Exception):
 
 
 class StateLock:
-    """Exclusive hold of a state directory, until `release` or the end of the process."""
+    """Exclusive hold of a state directory, until `release` or the end of the process.
 
-    def __init__(self, directory: Path) -> None:
+    Attributes:
+        predecessors: the last daemons that held it since this boot. They are dead: whoever lives holds the
+            lock. Of an earlier boot nothing is said, since a disk can be copied and run twice.
+    """
+
+    def __init__(self, directory: Path, *, instance: str = "", boot: str = "") -> None:
         """Take the lock at once.
 
         Args:
             directory: the state directory; it exists.
+            instance: the daemon that takes it.
+            boot: this boot of the node; empty = not known, and nobody is a predecessor.
 
         Raises:
             StateLockedError: another process holds it.
@@ -29,17 +41,28 @@ class StateLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = (self._words() or ["unknown"])[0]
             self.release()
             raise StateLockedError(
                 f"another sparkd (pid {holder}) uses the state directory {directory}: "
                 "one daemon a node; stop that one, or give this one its own state directory"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        _, before, *instances = self._words() if boot and len(self._words()) > 1 else ("", "")
+        known = instances if before == boot else []
+        self.predecessors = frozenset(known)
+        self._write([str(os.getpid()), boot, *known[-KEPT + 1 :], instance])
 
     def release(self) -> None:
         """Let go. The file stays: removing it would let two daemons lock two different files."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _words(self) -> list[str]:
+        return os.pread(self._fd, READ_BYTES, 0).decode("ascii", "replace").split()
+
+    def _write(self, words: list[str]) -> None:
+        text = "\n".join(filter(None, words)).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a full disk: it is held all the same, and the next one listens
+            os.pwrite(self._fd, text, 0)
+            os.ftruncate(self._fd, len(text))
