@@ -178,3 +178,24 @@ class Sizes:
 
 
 NO_SIZES = Sizes()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What the engine of one generation has said of its memory so far, bytes of one rank; None = not said.
+
+    Attributes:
+        kv_cache_bytes: the KV cache as it was sized.
+        weights_bytes: the weights.
+        request_tokens, request_kv_bytes: the longest request, and the KV cache that it needs.
+        sizes: what else.
+    """
+
+    kv_cache_bytes: int | None = None
+    weights_bytes: int | None = None
+    request_tokens: int | None = None
+    request_kv_bytes: int | None = None
+    sizes: Sizes = NO_SIZES
+
+
+NOTHING_SAID = EngineMemory()

@@ -24,7 +24,7 @@ from sparkd.core.events import RunningUnit
 from sparkd.core.messages import UnitState, UnitStatus
 from sparkd.core.records import Kept
 from sparkd.core.turn import Turn
-from sparkd.words import Backend, Phase, Settings, Stamp, UnitName
+from sparkd.words import Backend, EngineMemory, Phase, Settings, Stamp, UnitName
 
 ASKED = Settings(gpu_memory_utilization=0.8)
 STAMP = Stamp(2, 7)
@@ -84,6 +84,16 @@ def test_a_serving_generation_is_taken_over_in_a_new_epoch_with_the_settings_tha
     intent = turn.lead.intent
     assert intent is not None
     assert (intent.stamp, dict(intent.wanted)) == (Stamp(3, 7), {HEAD: (RAY, SERVE), WORKER: (RAY,)})
+
+
+def test_what_an_engine_has_said_of_its_memory_it_will_not_say_again() -> None:
+    said = EngineMemory(900, 70, 4096, 300)
+    known = newborn(kept=Kept(generation=7, phase=Phase.SERVING, said=said))
+    assert taken(known)
+    assert known.lead.watch.said == said
+    of_another = newborn(kept=Kept(generation=6, phase=Phase.SERVING, said=said))
+    assert taken(of_another)
+    assert of_another.lead.watch.said == EngineMemory()
 
 
 def test_what_the_operator_edited_meanwhile_is_remembered_for_the_next_start() -> None:

@@ -47,7 +47,7 @@ from sparkd.signals.model import (
     UnitExit,
     Work,
 )
-from sparkd.words import GIB, LIVE, Phase, Settings, Sizes, Stamp
+from sparkd.words import GIB, LIVE, EngineMemory, Phase, Settings, Sizes, Stamp
 
 TIMES = Times(detected_s=NOW - 1, fence_ordered_s=NOW - 1)
 FAILURE = Failure(7, Phase.SERVING, TIMES)
@@ -171,7 +171,9 @@ def test_an_end_that_nobody_ordered_fails_a_generation_that_lives(exit_, phase, 
 
 def test_a_failure_opens_an_incident_and_orders_the_fence_in_the_same_step() -> None:
     turn = turn_of(
-        head_state(streak=1, incidents=4, recent=(signal(),), watch={"kv_cache_bytes": 9}, seen=Stamp(2, 7))
+        head_state(
+            streak=1, incidents=4, recent=(signal(),), watch={"said": EngineMemory(9)}, seen=Stamp(2, 7)
+        )
     )
 
     i.fail(turn, "why", (EXIT,))
@@ -267,12 +269,8 @@ def test_when_the_fence_was_answered_is_noted_once() -> None:
 
 def test_a_case_is_everything_that_a_decision_uses() -> None:
     watch = {
-        "kv_cache_bytes": 1,
+        "said": EngineMemory(1, 3, 4, 5, Sizes(checkpoint_bytes=6, graphs_bytes=7)),
         "loading_available_bytes": 2,
-        "weights_bytes": 3,
-        "request_tokens": 4,
-        "request_kv_bytes": 5,
-        "sizes": Sizes(checkpoint_bytes=6, graphs_bytes=7),
         "worked_at_s": NOW - 8,
     }
     member = {
@@ -605,6 +603,27 @@ def test_what_an_earlier_daemon_left_running_is_kept_until_this_one_has_ordered_
 
     assert after(0) == (6, Phase.PROFILING)
     assert after(2) == (7, Phase.WAITING)
+
+
+@pytest.mark.parametrize(
+    ("phase", "generation", "kept_of", "kept"),
+    [
+        (Phase.SERVING, 7, 7, "now"),
+        (Phase.FAILING, 7, 7, "before"),
+        (Phase.PROFILING, 7, 7, "before"),
+        (Phase.FORMING, 7, 6, "nothing"),
+    ],
+)
+def test_what_the_engine_said_is_kept_once_it_serves_and_for_its_own_generation(
+    phase, generation, kept_of, kept
+) -> None:
+    texts = {"now": EngineMemory(900), "before": EngineMemory(600), "nothing": EngineMemory()}
+    before = Kept(generation=kept_of, said=texts["before"])
+    turn = turn_of(
+        head_state(phase, generation=generation, kept=before, watch={"said": texts["now"]}),
+    )
+    keeping.keep(turn)
+    assert turn.lead.kept.said == texts[kept]
 
 
 # -- boots that ended uncleanly (core.unclean) ---------------------------------------------------

@@ -13,7 +13,7 @@ from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, Ra
 from sparkd.core.records import IncidentClosed, PhaseChanged, StampAdvanced, Times, Verified
 from sparkd.core.state import Failure, Incident, Watch
 from sparkd.signals.model import Proof, Signal
-from sparkd.words import ENGINE, Backend, Phase, Settings, Stamp
+from sparkd.words import ENGINE, Backend, EngineMemory, Phase, Settings, Stamp
 
 GPU = (("GPU", 1.0),)
 A = RayNode("192.168.200.12", True, True, "1", GPU)
@@ -49,7 +49,7 @@ def test_a_new_generation_is_named_and_everything_of_the_old_one_is_gone() -> No
         launch.begin,
         Phase.FENCING,
         seen=Stamp(2, 11),
-        watch={"kv_cache_bytes": 9},
+        watch={"said": EngineMemory(9)},
         recent=(old,),
         failure=FAILURE,
         incident=Incident(1, NOW, relaunches=2),

@@ -11,7 +11,7 @@ from sparkd.core import events as ev
 from sparkd.core.observed import canary, engine, membership, phase_seen
 from sparkd.core.turn import Concern
 from sparkd.signals.model import MemorySample
-from sparkd.words import Phase
+from sparkd.words import EngineMemory, Phase
 
 KNOWN = ev.PhaseSeen(7, Phase.LOADING_WEIGHTS, done=3, total=10)
 NODES = (ev.RayNode("192.168.200.12", True, True, "1"),)
@@ -92,26 +92,21 @@ def test_sizes_are_kept_until_something_says_better() -> None:
     second = turn_of(first.state)
     phase_seen(second, rate)
 
-    for known in (watch, second.lead.watch):
+    for known in (watch.said, second.lead.watch.said):
         assert (known.kv_cache_bytes, known.weights_bytes) == (900, 70)
         assert (known.request_tokens, known.request_kv_bytes) == (4096, 300)
     assert (watch.rate_tok_s, second.lead.watch.rate_tok_s) == (None, 12.5)
     third = turn_of(second.state)
     phase_seen(third, ev.PhaseSeen(7, kv_cache_bytes=600, weights_bytes=80, request_tokens=8, rate_tok_s=1.0))
-    last = third.lead.watch
-    assert (last.kv_cache_bytes, last.weights_bytes, last.request_tokens, last.rate_tok_s) == (
-        600,
-        80,
-        8,
-        1.0,
-    )
-    assert last.request_kv_bytes == 300
+    assert third.lead.watch.said == EngineMemory(600, 80, 8, 300)
+    assert third.lead.watch.rate_tok_s == 1.0
 
 
 def test_what_a_request_needs_is_found_of_the_cache_that_is_known() -> None:
-    assert seen(ev.PhaseSeen(7, requests=3.0), {"kv_cache_bytes": 900})[1].request_kv_bytes == 300
-    assert seen(ev.PhaseSeen(7, requests=3.0))[1].request_kv_bytes is None
-    assert seen(ev.PhaseSeen(7, requests=0.0), {"kv_cache_bytes": 900})[1].request_kv_bytes is None
+    sized = {"said": EngineMemory(900)}
+    assert seen(ev.PhaseSeen(7, requests=3.0), sized)[1].said.request_kv_bytes == 300
+    assert seen(ev.PhaseSeen(7, requests=3.0))[1].said.request_kv_bytes is None
+    assert seen(ev.PhaseSeen(7, requests=0.0), sized)[1].said.request_kv_bytes is None
 
 
 def test_the_memory_when_the_load_begins_is_noted_once() -> None:

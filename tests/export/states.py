@@ -10,7 +10,7 @@ from sparkd.core.policy import Policy
 from sparkd.core.records import MessageDropped
 from sparkd.core.state import Coordinator, Incident, Member, Peer, State, Unit, Watch
 from sparkd.signals.model import MemorySample
-from sparkd.words import GIB, Phase, Stamp, UnitName
+from sparkd.words import GIB, EngineMemory, Phase, Stamp, UnitName
 from store.lives import ASKED, DIAGNOSIS, LOWERED, life
 
 NOW = 1000.0
@@ -34,7 +34,7 @@ PEER = Peer(
 )
 RAY_NODES = (RayNode("192.168.200.12", True, True, "n1"), RayNode("192.168.200.13", True, False, "n2"))
 SERVING_WATCH = Watch(
-    kv_cache_bytes=LOWERED.kv_cache_bytes,
+    said=EngineMemory(kv_cache_bytes=LOWERED.kv_cache_bytes),
     rate_tok_s=27.1,
     membership=MembershipObserved(14, RAY_NODES),
     engine=EngineObserved(14, True, True, 3, 0, 5000.0),

@@ -48,6 +48,17 @@ def in_phase(phase: Phase, **policy: object) -> Systemd:
     return world
 
 
+def test_a_daemon_that_starts_anew_still_knows_what_the_engine_said_of_its_memory() -> None:
+    """A failure after it is judged with the sizes of the cache, as one before it would have been."""
+    world = in_phase(Phase.SERVING)
+    said = world.head.state.coordinator.watch.said
+    assert said.kv_cache_bytes
+    for _ in range(2):
+        world.restart_daemon("spark-a")
+        world.run_until(reached(world, Phase.SERVING))
+        assert world.head.state.coordinator.watch.said == said
+
+
 @pytest.mark.parametrize("policy", BACKENDS, ids=["ray", "mp"])
 @pytest.mark.parametrize(
     "names", [("spark-a",), ("spark-b",), ("spark-a", "spark-b"), ("spark-b", "spark-a")]

@@ -15,7 +15,7 @@ from sparkd.core import fence, launch
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.state import Peer, Watch
 from sparkd.core.turn import Turn
-from sparkd.words import ENGINE, Phase, Settings, Stamp, UnitName, differing
+from sparkd.words import ENGINE, NOTHING_SAID, EngineMemory, Phase, Settings, Stamp, UnitName, differing
 
 FROM = (Phase.IDLE, Phase.WAITING, Phase.PAUSED)
 """Where a coordinator can be that has not ordered anything yet."""
@@ -87,7 +87,12 @@ def _adopt(turn: Turn, generation: int, after: Phase) -> None:
         generation=generation,
         settings=settings,
         edited=tuple((name, getattr(in_force, name)) for name in differing(settings, in_force)),
-        watch=Watch(progress_at_s=turn.now, membership_ok_at_s=turn.now, token_at_s=turn.now),
+        watch=Watch(
+            said=_said(turn, generation),
+            progress_at_s=turn.now,
+            membership_ok_at_s=turn.now,
+            token_at_s=turn.now,
+        ),
         waiting=(),
         backoff_until_s=None,
         launched_at_s=turn.now,
@@ -106,6 +111,12 @@ def _forming(turn: Turn, generation: int) -> fence.Wanted:
     begun = any(has_part(peer, generation, (UnitName.RAY,)) for peer in turn.state.peers)
     names = [name for name, _ in turn.policy.nodes] if begun else [turn.policy.head]
     return dict.fromkeys(names, (UnitName.RAY,))
+
+
+def _said(turn: Turn, generation: int) -> EngineMemory:
+    """Return what the engine said of its memory to an earlier daemon: it will not say it again."""
+    kept = turn.lead.kept
+    return kept.said if kept.generation == generation else NOTHING_SAID
 
 
 def _settings(turn: Turn) -> Settings:

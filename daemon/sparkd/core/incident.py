@@ -96,7 +96,7 @@ def fail(turn: Turn, reason: str, exits: tuple[UnitExit, ...] = ()) -> None:
         times=Times(detected_s=turn.now, fence_ordered_s=turn.now),
         signals=lead.recent[-SIGNALS_MAX // 2 :],  # half is kept for what is still to be read
         exits=exits,
-        kv_cache_bytes=lead.watch.kv_cache_bytes,
+        kv_cache_bytes=lead.watch.said.kv_cache_bytes,
     )
     turn.set_lead(failure=failure, streak=lead.streak + 1)
     open_incident(turn, reason, turn.lead.generation)
@@ -175,21 +175,21 @@ def _case(turn: Turn, failure: Failure, incident: Incident) -> Case:
 
 def case_of(turn: Turn, evidence: Evidence, failures: int, causes: tuple[str, ...] = ()) -> Case:
     """Return what a decision would use now, for *evidence* and so many failures in a row."""
-    lead, member = turn.lead, turn.member
+    lead, member, said = turn.lead, turn.member, turn.lead.watch.said
     facts = remedy.Facts(
         settings=lead.settings,
         failures=failures,
         spent=lead.spent,
-        kv_cache_bytes=lead.watch.kv_cache_bytes,
+        kv_cache_bytes=said.kv_cache_bytes,
         total_bytes=member.memory.total_bytes if member.memory else None,
         causes=causes,
         baseline_bytes=member.baseline_bytes,
         lowest_available_bytes=member.lowest_bytes,
         loading_available_bytes=lead.watch.loading_available_bytes,
-        weights_bytes=lead.watch.weights_bytes,
-        request_tokens=lead.watch.request_tokens,
-        request_kv_bytes=lead.watch.request_kv_bytes,
-        sizes=lead.watch.sizes,
+        weights_bytes=said.weights_bytes,
+        request_tokens=said.request_tokens,
+        request_kv_bytes=said.request_kv_bytes,
+        sizes=said.sizes,
         failed=lead.failed,
         nodes=_memories(turn),
     )

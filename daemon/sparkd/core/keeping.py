@@ -8,7 +8,7 @@ from sparkd.core.records import Kept, KeptChanged, SettingsAdopted
 from sparkd.core.turn import Turn
 from sparkd.sizing.estimate import Observed, learn
 from sparkd.sizing.model import Node
-from sparkd.words import Phase
+from sparkd.words import ENGINE, NOTHING_SAID, EngineMemory, Phase
 
 
 def served(turn: Turn) -> None:
@@ -29,11 +29,13 @@ def learn_peaks(turn: Turn) -> None:
         return
     if not turn.policy.unified_memory or not peaks or peaks == lead.learned_from:
         return
-    if lead.settings.kv_cache_bytes is None and lead.watch.kv_cache_bytes is None:
-        return  # taken over, or a version that does not say it: nobody knows what the rest is beside
+    if lead.settings.kv_cache_bytes is None and lead.watch.said.kv_cache_bytes is None:
+        return  # a version that does not say it: nobody knows what the rest is beside
+    if not any(phase in ENGINE for phase, _ in peaks):
+        return  # taken over: nobody saw it start
     node = Node(member.memory.total_bytes, member.baseline_bytes)
     request = member.model.request(node, lead.settings, turn.policy.floors)
-    learned = learn(request, Observed(peaks, lead.watch.kv_cache_bytes), member.model.weights)
+    learned = learn(request, Observed(peaks, lead.watch.said.kv_cache_bytes), member.model.weights)
     turn.set_lead(learned=learned, learned_from=peaks)
 
 
@@ -66,6 +68,7 @@ def keep(turn: Turn) -> None:
         awaits_reboot=escalated and lead.awaits_reboot,
         config=config_of(turn.policy) if escalated else "",
         others=lead.others,
+        said=_said(turn),
     )
     if kept != lead.kept:
         if lead.kept.context and not same_context(lead.kept.context, kept.context):
@@ -73,3 +76,11 @@ def keep(turn: Turn) -> None:
             turn.note(SettingsAdopted(settings=lead.settings, reason=OTHER_CONTEXT))
         turn.set_lead(kept=kept)
         turn.note(KeptChanged(kept=kept))
+
+
+def _said(turn: Turn) -> EngineMemory:
+    """Return what the generation has said of its memory once it serves: by then it has said it all."""
+    lead = turn.lead
+    if lead.epoch and lead.phase is Phase.SERVING:
+        return lead.watch.said
+    return lead.kept.said if lead.generation == lead.kept.generation or not lead.epoch else NOTHING_SAID

@@ -11,7 +11,7 @@ from sparkd.core import events as ev
 from sparkd.core import watch
 from sparkd.core.state import Watch
 from sparkd.core.turn import Concern, Turn
-from sparkd.words import ENGINE, Phase, Sizes
+from sparkd.words import ENGINE, EngineMemory, Phase
 
 
 def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
@@ -28,7 +28,8 @@ def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
         "silences": _with_silence(turn, seen),
         "progress": progress,
         "progress_at_s": turn.now,
-        **_sizes(turn, event, seen),
+        "said": _said(event, seen.said),
+        "loading_available_bytes": _loading(turn, event, seen),
         "rate_tok_s": seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
     }
     same = known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done)
@@ -39,23 +40,26 @@ REQUESTS_LEAST = 1e-6
 """So much of a request in the cache is no measure of a request."""
 
 
-def _sizes(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> dict[str, int | Sizes | None]:
-    """Return what is known of the generation's sizes with what the event adds."""
-    kv_cache = event.kv_cache_bytes or seen.kv_cache_bytes
-    request = seen.request_kv_bytes
+def _said(event: ev.PhaseSeen, said: EngineMemory) -> EngineMemory:
+    """Return what the engine has said of its memory with what the event adds."""
+    kv_cache, request = event.kv_cache_bytes or said.kv_cache_bytes, said.request_kv_bytes
     if kv_cache and event.requests and event.requests > REQUESTS_LEAST:
         request = int(kv_cache / event.requests)
-    loading, sample = seen.loading_available_bytes, turn.member.memory
-    if loading is None and event.phase is Phase.LOADING_WEIGHTS and sample is not None:
-        loading = sample.available_bytes
-    return {
-        "kv_cache_bytes": kv_cache,
-        "weights_bytes": event.weights_bytes or seen.weights_bytes,
-        "request_tokens": event.request_tokens or seen.request_tokens,
-        "request_kv_bytes": request,
-        "loading_available_bytes": loading,
-        "sizes": seen.sizes.with_news(event.sizes),
-    }
+    return EngineMemory(
+        kv_cache_bytes=kv_cache,
+        weights_bytes=event.weights_bytes or said.weights_bytes,
+        request_tokens=event.request_tokens or said.request_tokens,
+        request_kv_bytes=request,
+        sizes=said.sizes.with_news(event.sizes),
+    )
+
+
+def _loading(turn: Turn, event: ev.PhaseSeen, seen: Watch) -> int | None:
+    """Return this node's memory when the load began."""
+    sample = turn.member.memory
+    if seen.loading_available_bytes is None and event.phase is Phase.LOADING_WEIGHTS and sample is not None:
+        return sample.available_bytes
+    return seen.loading_available_bytes
 
 
 def _with_silence(turn: Turn, seen: Watch) -> tuple[tuple[Phase, float], ...]:

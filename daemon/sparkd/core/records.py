@@ -11,7 +11,7 @@ from sparkd.core.decision import Case
 from sparkd.core.policy import Policy
 from sparkd.signals.model import Diagnosis
 from sparkd.sizing.model import Learned
-from sparkd.words import Phase, Settings, Stamp
+from sparkd.words import NOTHING_SAID, EngineMemory, Phase, Settings, Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,7 @@ class Kept:
             `awaits_reboot`: when the nodes that show it have booted anew;
             `config`: what was configured then: an edit is what a person can do.
         others: what was learned with the last few other contexts, oldest first.
+        said: what the engine of `generation` said of its memory, once it served: it says it but once.
     """
 
     context: str = ""
@@ -222,6 +223,7 @@ class Kept:
     awaits_reboot: bool = False
     config: str = ""
     others: tuple[InContext, ...] = ()
+    said: EngineMemory = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from sparkd.core.records import InContext, Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.sizing.model import Learned
 from sparkd.sizing.sized import Sized
-from sparkd.words import NO_SIZES, NO_STAMP, Phase, Settings, Sizes, Stamp, UnitName
+from sparkd.words import NO_STAMP, NOTHING_SAID, EngineMemory, Phase, Settings, Stamp, UnitName
 
 SIGNALS_MAX = 64
 REPORTS_MAX = 128
@@ -154,22 +154,16 @@ class Peer:
 class Watch:
     """What is observed of the running generation; everything starts anew with a generation.
 
-    `weights_bytes`: of one rank; `request_kv_bytes`: KV cache of one rank that the longest request
-    (`request_tokens`) needs; `loading_available_bytes`: this node's memory when the load began; `sizes`: what
-    else the engine says of its memory. `silences`:
-    the longest silence of progress of each phase so far; `busy_at_s`: when somebody last asked. `token_at_s`:
-    since when no token was seen, which our own stall begins anew; `worked_at_s`: when one truly was.
-    `peaks`: the most that was in use on this node in each phase, bytes.
+    `said`: what the engine says of its memory; `loading_available_bytes`: this node's memory when the load
+    began. `silences`: the longest silence of progress of each phase so far; `busy_at_s`: when somebody last
+    asked. `token_at_s`: since when no token was seen, which our own stall begins anew; `worked_at_s`: when
+    one truly was. `peaks`: the most that was in use on this node in each phase, bytes.
     """
 
     progress: PhaseSeen | None = None
     progress_at_s: float = 0.0
-    kv_cache_bytes: int | None = None
-    weights_bytes: int | None = None
-    request_tokens: int | None = None
-    request_kv_bytes: int | None = None
+    said: EngineMemory = NOTHING_SAID
     loading_available_bytes: int | None = None
-    sizes: Sizes = NO_SIZES
     rate_tok_s: float | None = None
     membership: MembershipObserved | None = None
     membership_ok_at_s: float = 0.0

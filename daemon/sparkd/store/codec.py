@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkd.core.records import InContext, Kept, Record
 from sparkd.sizing.model import Learned
-from sparkd.words import CudaGraph, LoadFormat, Phase, Settings
+from sparkd.words import NOTHING_SAID, CudaGraph, EngineMemory, LoadFormat, Phase, Settings, Sizes
 
 
 def kind_of(record: Record) -> str:
@@ -64,6 +64,7 @@ def kept_from(body: dict[str, Any]) -> Kept:
             awaits_reboot=bool(body.get("awaits_reboot", False)),
             config=str(body.get("config", "")),
             others=tuple(filter(None, map(_in_context_from, body.get("others", ())))),
+            said=_said_from(body.get("said")),
         )
     except (KeyError, TypeError, ValueError):
         return Kept()
@@ -74,6 +75,15 @@ def _learned_from(body: dict[str, Any] | None) -> Learned | None:
         return None
     by_phase = tuple((Phase(name), int(delta)) for name, delta in body["by_phase"])
     return Learned(int(body["kv_cache_bytes"]), by_phase)
+
+
+def _said_from(body: dict[str, Any] | None) -> EngineMemory:
+    """Return what *body* says that the engine said; nothing where another version of sparkd wrote it."""
+    try:
+        known = dict(body or {})
+        return EngineMemory(**{**known, "sizes": Sizes(**known.get("sizes", {}))})
+    except (TypeError, ValueError):
+        return NOTHING_SAID
 
 
 def _in_context_from(body: object) -> InContext | None:
