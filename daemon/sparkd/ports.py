@@ -14,6 +14,7 @@ from sparkd.core.events import (
     CanaryAnswered,
     EngineObserved,
     Event,
+    Host,
     LeftoversSwept,
     MembershipObserved,
     ModelChecked,
@@ -92,9 +93,16 @@ class PeerView(Protocol):
     async def reports(self, node: str, first_seq: int) -> Report | None:
         """Return the peer's evidence from *first_seq* on, None where there is none."""
 
+    def received_bytes(self) -> int | None:
+        """Return all that this node has received on its networks so far, None = unknown."""
+
 
 class PeerUnreachableError(Exception):
-    """No path to the peer answered; the text says what each said."""
+    """No path to the peer answered; the text says what each said, `host` what its host's own system does."""
+
+    def __init__(self, text: str, host: Host = Host.UNKNOWN) -> None:
+        super().__init__(text)
+        self.host = host
 
 
 class RayTable(Protocol):

@@ -11,8 +11,10 @@ import aiohttp
 import pytest
 
 from ports import free_port
+from sparkd.adapters import reach
 from sparkd.adapters.peer import HttpPeerView, PeerAddress
 from sparkd.api.peerview import PeerViewServer
+from sparkd.core.events import Host
 from sparkd.core.messages import Report
 from sparkd.ports import PeerUnreachableError
 from sparkd.wire import peerview
@@ -166,6 +168,9 @@ def test_every_path_is_told() -> None:
         assert said == (
             f"fabric {LOOPBACK}:{one}: connection refused; management {LOOPBACK}:{two}: connection refused"
         )
+        with pytest.raises(PeerUnreachableError) as caught:
+            await client(one, two).status(WORKER)
+        assert caught.value.host is Host.REFUSES
         assert await why(client(), "spark-9") == "no address of spark-9 is configured"
 
     asyncio.run(test())
@@ -179,6 +184,9 @@ def test_a_peer_that_says_nothing_is_a_deadline() -> None:
 
     async def test(port: int) -> None:
         assert (await why(client(port, deadline_s=0.1))).endswith("no answer within 0.1 s")
+        with pytest.raises(PeerUnreachableError) as caught:
+            await client(port, deadline_s=0.1, look=reach.look).status(WORKER)
+        assert caught.value.host is Host.PINGS
 
     run_raw(silent, test)
 

@@ -106,6 +106,8 @@ class World:
         self.ray_addresses: dict[str, str] = dict(NODES)
         self.never_joins: set[str] = set()
         self.on_serve: Callable[[Sim, Proc], bool] | None = None
+        self.hosts: dict[str, ev.Host] = {}  # of those whose daemon does not answer
+        self.received_bytes: int | None = 0
         self.retained: dict[tuple[str, str], object] = {}
         self.nodes = {name: self._new_node(name, policy, 1, Remembered()) for name in nodes}
         for node in self.nodes.values():
@@ -350,7 +352,9 @@ class World:
             report = reports_from(peer.state, command.reports_from) if command.reports_from else None
             if report is not None:
                 self.later(node, 0.02, ev.ReportReceived(report, ev.Path.HTTP))
-        self.later(node, 0.03, ev.PeerProbed(command.node, peer.up, "" if peer.up else "refused"))
+        host = ev.Host.UNKNOWN if peer.up else self.hosts.get(command.node, ev.Host.REFUSES)
+        said = ev.PeerProbed(command.node, peer.up, "" if peer.up else "refused", host, self.received_bytes)
+        self.later(node, 0.03, said)
 
     def _do_PublishStatus(self, node: Sim, command: co.PublishStatus) -> None:  # noqa: N802
         self._send(node, "status", command.status)

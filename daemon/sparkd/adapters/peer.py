@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
+from sparkd.core.events import Host
 from sparkd.core.messages import MemberStatus, Report
 from sparkd.ports import Clock, PeerUnreachableError
 from sparkd.wire import peerview
@@ -34,6 +35,10 @@ class PeerAddress:
     port: int
 
 
+async def _unknown(_ways: Sequence[tuple[str, int]]) -> Host:
+    return Host.UNKNOWN
+
+
 class HttpPeerView:
     """Asks peers over HTTP."""
 
@@ -45,6 +50,8 @@ class HttpPeerView:
         peers: Mapping[str, tuple[PeerAddress, ...]],
         clock: Clock,
         deadline_s: float = DEADLINE_S,
+        look: Callable[[Sequence[tuple[str, int]]], Awaitable[Host]] = _unknown,
+        received: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Prepare; connections are made when a peer is asked.
 
@@ -54,12 +61,15 @@ class HttpPeerView:
             peers: the addresses of every other node, in the order in which they are tried.
             clock: for the ages in reports.
             deadline_s: longest wait for one path.
+            look: asks a host's own system where no path answered.
+            received: counts what this node has received.
         """
         self._key = key
         self._peers = dict(peers)
         self._decoder = Decoder(key, cluster, tuple(peers))
         self._clock = clock
         self._deadline_s = deadline_s
+        self._look, self._received = look, received
 
     async def status(self, node: str) -> MemberStatus:
         """Return the status of *node*, asked now. Raises PeerUnreachableError with what each path said."""
@@ -92,7 +102,14 @@ class HttpPeerView:
                 return self._decoder.answer(context, frame, kind, node, self._clock.now())
             except (aiohttp.ClientError, OSError, WireError, _RefusedError) as error:
                 said.append(f"{address.path} {address.host}:{address.port}: {self._why(error)}")
-        raise PeerUnreachableError("; ".join(said))
+        refused = any("connection refused" in each for each in said)
+        ways = [(address.host, address.port) for address in addresses]
+        host = Host.REFUSES if refused else await self._look(ways)
+        raise PeerUnreachableError("; ".join(said), host)
+
+    def received_bytes(self) -> int | None:
+        """Return all that this node has received on its networks so far, None = unknown."""
+        return self._received()
 
     async def _get(self, node: str, address: PeerAddress, target: str) -> bytes:
         host = f"[{address.host}]" if ":" in address.host else address.host

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from sparkd.adapters import machine
+from sparkd.adapters import machine, reach
 from sparkd.adapters.guard import Guard
 from sparkd.adapters.model_files import LocalModel
 from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
@@ -165,7 +165,14 @@ def _peer_view(loaded: Loaded, clock: Clock) -> HttpPeerView:
         for node in loaded.nodes
         if node.name != loaded.node.name
     }
-    return HttpPeerView(key=loaded.key, cluster=loaded.cluster, peers=peers, clock=clock)
+    return HttpPeerView(
+        key=loaded.key,
+        cluster=loaded.cluster,
+        peers=peers,
+        clock=clock,
+        look=reach.look,
+        received=reach.received_bytes,
+    )
 
 
 def _renderer(loaded: Loaded) -> Callable[[UnitName, Stamp, Settings], Rendered]:

@@ -101,13 +101,31 @@ class WillReceived:
     instance: str
 
 
+class Host(StrEnum):
+    """What a peer's host says where its daemon says nothing.
+
+    `refuses`: its system is well, and its sparkd does not run; `pings`: its kernel answers and no program
+    does; `silent`: nothing answers on any path; `unknown`: it answered, or nobody could ask.
+    """
+
+    UNKNOWN = "unknown"
+    REFUSES = "refuses"
+    PINGS = "pings"
+    SILENT = "silent"
+
+
 @dataclass(frozen=True, slots=True)
 class PeerProbed:
-    """Outcome of asking a peer's HTTP view; `reached` False = no path answered, with the reason."""
+    """Outcome of asking a peer's HTTP view; `reached` False = no path answered, with the reason.
+
+    `host`: what its host says then; `received_bytes`: all that this node has received so far, None = unknown.
+    """
 
     node: str
     reached: bool
     reason: str = ""
+    host: Host = Host.UNKNOWN
+    received_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sparkd.core.commands import PublishIntent
-from sparkd.core.membership import addressees, digests, is_present
+from sparkd.core.membership import WEDGED, addressees, digests, is_present, is_wedged
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.state import Peer, State
 from sparkd.core.turn import Turn
@@ -153,7 +153,9 @@ def unanswered(turn: Turn) -> tuple[str, ...]:
     if member.fenced_generation < generation:
         reasons.append(_unfenced(turn.state.node, member.emptied_generation, generation))
     for peer in turn.state.peers:
-        if not is_present(turn, peer):
+        if is_wedged(turn, peer):
+            reasons.append(f"{peer.node}: {WEDGED}, so nobody says that its engine is dead")
+        elif not is_present(turn, peer):
             reasons.append(f"{peer.node}: its sparkd is not heard, so nobody says that its engine is dead")
         elif not has_applied(turn, peer):
             reasons.append(f"{peer.node}: has not applied the fence yet")

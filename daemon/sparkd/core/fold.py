@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership, observed, release, unstarted, watch
+from sparkd.core import incident, member, membership, observed, orphan, release, unstarted, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
@@ -74,7 +74,13 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
         turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
     curve = _with_sample(peer.curve, turn.now, telemetry.available_bytes)
-    heard = {"telemetry": telemetry, "curve": curve, "heard_at_s": turn.now, "mqtt_at_s": turn.now}
+    heard = {
+        "telemetry": telemetry,
+        "curve": curve,
+        "heard_at_s": turn.now,
+        "mqtt_at_s": turn.now,
+        **membership.HEARD,
+    }
     turn.set_peer(peer, news=news or peer.will, will=False, **heard)
 
 
@@ -96,7 +102,9 @@ def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
     turn.wake_for(Concern.SAY, peer.probed_at_s + PROBE_PEER_EVERY_S)
     news = reason != peer.probe_reason
     will = peer.will and not event.reached
-    turn.set_peer(peer, news=news or will != peer.will, probing=False, will=will, probe_reason=reason)
+    host = orphan.fold_probe(peer, event, turn.now)
+    news = news or will != peer.will or any(getattr(peer, n) != host[n] for n in ("host", "deserted_since_s"))
+    turn.set_peer(peer, news=news, probing=False, will=will, probe_reason=reason, **host)
 
 
 def _unit_started(turn: Turn, event: ev.UnitStarted) -> None:
@@ -295,7 +303,8 @@ def _renewed(peer: Peer, now: float) -> Peer:
     if peer.heard_at_s == float("-inf"):
         return peer
     heard_by_mqtt = peer.mqtt_at_s != float("-inf")
-    return replace(peer, heard_at_s=now, mqtt_at_s=now if heard_by_mqtt else peer.mqtt_at_s)
+    mqtt_at_s = now if heard_by_mqtt else peer.mqtt_at_s
+    return replace(peer, heard_at_s=now, mqtt_at_s=mqtt_at_s, received=None, deserted_since_s=None)
 
 
 def _timer(_turn: Turn, _event: ev.TimerFired) -> None:

@@ -86,7 +86,7 @@ def _stop_unwanted(turn: Turn, intent: Intent) -> None:
         killable = [unit for unit in unwanted if unit.state is not UnitState.UNKILLABLE]
         unwanted = killable[-1:]
     for unit in unwanted:
-        _end(turn, unit, intent.grace_s)
+        end_unit(turn, unit, intent.grace_s)
 
 
 STOP_AGAIN_S = 20.0
@@ -94,7 +94,7 @@ STOP_AGAIN_S = 20.0
 outcomes come within 5 s of SIGKILL, and a command ends by its deadline of 10 s (`loop.executor`)."""
 
 
-def _end(turn: Turn, unit: Unit, grace_s: float) -> None:
+def end_unit(turn: Turn, unit: Unit, grace_s: float) -> None:
     """Order a unit's end, and again where no outcome came; an unkillable one is left to a person."""
     if unit.state is UnitState.UNKILLABLE:
         return
@@ -265,4 +265,4 @@ def _leave(turn: Turn) -> None:
         turn.order(EndDaemon())
     elif turn.due(since_s + LEAVING_PATIENCE_S):
         for unit in alive(turn):
-            _end(turn, unit, turn.policy.stop_grace_s)
+            end_unit(turn, unit, turn.policy.stop_grace_s)

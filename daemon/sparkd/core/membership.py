@@ -7,12 +7,15 @@ where it answers a question of now (HTTP), and an order acts only where it names
 
 from __future__ import annotations
 
-from sparkd.core.events import IntentReceived, MembershipObserved, Path, StatusReceived
+from sparkd.core.events import Host, IntentReceived, MembershipObserved, Path, StatusReceived
 from sparkd.core.messages import Intent, MemberStatus, UnitState, same_level
 from sparkd.core.policy import Policy
 from sparkd.core.records import PeerChanged
 from sparkd.core.state import RETIRED_MAX, Peer, State
 from sparkd.core.turn import Turn
+
+HEARD = {"host": Host.UNKNOWN, "deserted_since_s": None}
+"""What a peer's word says of its host: that it is there."""
 
 
 def fold_status(turn: Turn, event: StatusReceived) -> None:
@@ -57,6 +60,7 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         "retired": retired,
         "received_seq": 0 if changed else peer.received_seq,
         "will": False,
+        **HEARD,
     }
     same = (
         fresh == peer.fresh
@@ -139,6 +143,14 @@ def is_present(turn: Turn, peer: Peer) -> bool:
     return peer.fresh and peer.status is not None and not turn.due(silent_at_s)
 
 
+WEDGED = "wedged: its host answers ping and nothing on it does; it needs a power cycle"
+
+
+def is_wedged(turn: Turn, peer: Peer) -> bool:
+    """Return whether the peer's host answers and nothing on it does: neither away nor off."""
+    return peer.host is Host.PINGS and not is_present(turn, peer)
+
+
 def are_present(turn: Turn) -> bool:
     """Return whether every peer is."""
     return all(is_present(turn, peer) for peer in turn.state.peers)
@@ -176,6 +188,8 @@ def _own_missing(turn: Turn) -> list[str]:
 
 def _peer_missing(turn: Turn, peer: Peer) -> list[str]:
     status = peer.status
+    if is_wedged(turn, peer):
+        return [f"{peer.node}: {WEDGED}"]
     if status is None or not is_present(turn, peer):
         return [f"{peer.node}: its sparkd is not heard"]
     if status.leaving:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkd.core.events import EngineObserved, MembershipObserved, PhaseSeen, RunningUnit
+from sparkd.core.events import EngineObserved, Host, MembershipObserved, PhaseSeen, RunningUnit
 from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.records import InContext, Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
@@ -91,7 +91,8 @@ class Member:
     memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
     the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet;
     `unreleased_generation`: as in `MemberStatus`; `rose_bytes`, `rose_at_s`: what was available when it last
-    rose after the last end, and when that was.
+    rose after the last end, and when that was; `deserted_generation`: what this worker ended because its
+    head's host was gone (`core.orphan`).
     """
 
     intent: Intent | None = None
@@ -124,13 +125,17 @@ class Member:
     leaking: bool = False
     model: Sized | None = None
     guard: GuardSeen | None = None
+    deserted_generation: int = 0
 
 
 @dataclass(frozen=True)
 class Peer:
     """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet.
 
-    `curve`: as in `Member`, as its telemetry told; `will`: its session broke and nothing was heard since.
+    `curve`: as in `Member`, as its telemetry told; `will`: its session broke and nothing was heard since;
+    `host`: what its host said to the last probe; `received`: when that was, and all that this node had
+    received by then, bytes; `deserted_since_s`: since when its host is silent and nothing is received here,
+    None = it is not; `told_wedged`: people were told that it is wedged.
     """
 
     node: str
@@ -148,6 +153,10 @@ class Peer:
     telemetry: Telemetry | None = None
     curve: tuple[tuple[float, int], ...] = ()
     told_present: bool | None = None
+    host: Host = Host.UNKNOWN
+    received: tuple[float, int] | None = None
+    deserted_since_s: float | None = None
+    told_wedged: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparkd.core import coordinator, fence, keeping, member, publish, told, watch
+from sparkd.core import coordinator, fence, keeping, member, orphan, publish, told, watch
 from sparkd.core.commands import Command
 from sparkd.core.events import Event
 from sparkd.core.fold import fold
@@ -81,6 +81,7 @@ def _decide(turn: Turn) -> None:
             coordinator.decide(turn)
         coordinated = turn.state
         member.decide(turn)
+        orphan.end_deserted(turn)
         if turn.state is coordinated:
             break
     else:

@@ -6,7 +6,7 @@ brought it. Nothing is decided by it.
 
 from __future__ import annotations
 
-from sparkd.core.membership import is_present
+from sparkd.core.membership import WEDGED, is_present, is_wedged
 from sparkd.core.records import PeerChanged, SessionChanged, WaitingFor
 from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
@@ -30,10 +30,14 @@ def _session(turn: Turn) -> None:
 
 def _peer(turn: Turn, peer: Peer) -> None:
     present = is_present(turn, peer)
+    if not present and peer.told_present is False and (wedged := is_wedged(turn, peer)) != peer.told_wedged:
+        turn.set_peer(peer, told_wedged=wedged)
+        turn.note(PeerChanged(peer.node, present=False, reason=WEDGED if wedged else "no longer wedged"))
+        return
     if present == peer.told_present or (not present and _may_still_come(turn, peer)):
         return
     reason = "heard through the broker" if present else _why_absent(turn, peer)
-    turn.set_peer(peer, told_present=present)
+    turn.set_peer(peer, told_present=present, told_wedged=False)
     turn.note(PeerChanged(node=peer.node, present=present, reason=reason))
 
 

@@ -157,7 +157,8 @@ class Executor:
                     self._emit(ev.ReportReceived(report=report, path=ev.Path.HTTP))
             self._emit(ev.PeerProbed(node=command.node, reached=True))
         except PeerUnreachableError as error:
-            self._emit(ev.PeerProbed(node=command.node, reached=False, reason=str(error)[:300]))
+            said, received = str(error)[:300], self._world.peers.received_bytes()
+            self._emit(ev.PeerProbed(command.node, False, said, host=error.host, received_bytes=received))
 
     async def _lease(self, command: co.LeaseFloor) -> None:
         self._world.guard.lease(command.phase, command.floor_bytes)

@@ -11,7 +11,7 @@ it serves within a bound made of the policy's own times.
 - `network`, `broker`, `post`: paths, sessions, retained messages, wills; in some worlds the wire's bytes.
 - `faults`: what goes wrong, and people.
 - `checkers`, `judgements`, `truth`, `liveness`: the rules, held against the world's truth, never a core's.
-- `mutants`: each rule of the design switched off once; the worlds must find it.
+- `mutants`, `silences`: each rule of the design switched off once; the worlds must find it.
 - `shrink`, `run`, `batch`, `__main__`: from a violation to its shortest story and the command for it.
 
 `python -m sim.chaos --worlds N --seed S [--jobs J]`; the last line is JSON.

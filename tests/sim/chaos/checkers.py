@@ -45,6 +45,7 @@ class Checkers:
         self.seen: dict[str, Stamp] = {}
         self.leaving: set[str] = set()
         self.owners: dict[int, str] = {}
+        self.dark: dict[tuple[str, str], float] = {}
         self.forgetful = False
         self.remembered = (0, 0)
 
@@ -301,11 +302,22 @@ class Checkers:
             text = f"{daemon.instance} ends Ray of {command.generation}, its serve lives"
             world.violate("down in order", text)
 
+    def _is_deserted(self, daemon: Daemon, command: co.StopUnit) -> bool:
+        """A worker whose head's host is gone on every path, and whose engine does nothing, ends its part."""
+        world, engine = self.world, self.world.engines[command.generation]
+        since_s = self.dark.get((daemon.instance, world.head), world.now)
+        gone = not daemon.head and world.now - since_s >= 0.95 * daemon.policy.no_progress_s
+        if gone and (engine.hung or not engine.whole()):
+            engine.blame(f"{daemon.name} ended its part: its head's host was gone")
+        return any("ended its part" in blame for blame in engine.blames)
+
     def _stop_was_ordered(self, daemon: Daemon, command: co.StopUnit) -> None:
         since = self.started_at.get((daemon.instance, command.unit, command.generation), 0)
         for intent in self.heard[daemon.instance][since:]:
             same = intent.stamp.generation == command.generation
             if not same or command.unit not in intent.units_of(daemon.name):
                 return
+        if self._is_deserted(daemon, command):
+            return
         text = f"{daemon.instance} ends {command.unit} of {command.generation} without an order"
         self.world.violate("a worker never stops its member by itself", text)

@@ -24,10 +24,10 @@ VERSIONS_MAX = 12
 class Disk:
     """Folds records as `store` does; keeps a few older versions to be rolled back to."""
 
-    __slots__ = ("boot", "kept", "kept_boot", "older", "pending", "ran")
+    __slots__ = ("boot", "full", "kept", "kept_boot", "older", "pending", "ran")
 
     def __init__(self) -> None:
-        self.boot = 0
+        self.boot, self.full = 0, False
         self.ran: tuple[int, int, tuple[int, ...]] = (0, 0, ())  # generation that ran, boot, memory returned
         self.kept, self.kept_boot = Remembered(), 0
         self.older: list[Remembered] = [self.kept]
@@ -45,6 +45,8 @@ class Disk:
     def _fold(self, records: Sequence[Record], asked: Settings) -> None:
         kept = self.kept
         for record in records:
+            if self.full and not isinstance(record, StampAdvanced):
+                continue  # the stamp file takes no block: a full disk cannot stop it
             if isinstance(record, StampAdvanced):
                 kept = replace(kept, seen=max(kept.seen, record.seen))
             elif isinstance(record, IncidentOpened):

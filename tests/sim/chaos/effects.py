@@ -174,6 +174,7 @@ def _answer(daemon: Daemon, command: co.SendCanary) -> None:
         daemon.emit(ev.CanaryAnswered(command.generation, False, 0.5, "not what was asked"))
     else:
         engine.answered_right = True
+        engine.canaries += 1
         daemon.emit(ev.CanaryAnswered(command.generation, True, 0.5))
 
 
@@ -183,6 +184,8 @@ def _probe_peer(daemon: Daemon, command: co.ProbePeer) -> None:
     peer = world.machines[node].daemon
     if not paths:
         daemon.later(2 * HTTP_DEADLINE_S, _not_reached, daemon, node, "no answer within 2 s")
+    elif not world.machines[node].on:
+        daemon.later(2 * HTTP_DEADLINE_S, _not_reached, daemon, node, "no route to host")
     elif peer is None:
         daemon.later(0.05, _not_reached, daemon, node, "connection refused")
     else:
@@ -192,7 +195,18 @@ def _probe_peer(daemon: Daemon, command: co.ProbePeer) -> None:
 
 
 def _not_reached(daemon: Daemon, node: str, reason: str) -> None:
-    daemon.emit(ev.PeerProbed(node, reached=False, reason=reason))
+    host, received = _host_of(daemon, node), daemon.world.received_bytes(daemon.name)
+    daemon.emit(ev.PeerProbed(node, reached=False, reason=reason, host=host, received_bytes=received))
+
+
+def _host_of(daemon: Daemon, node: str) -> ev.Host:
+    """What the system of a node says: it is off or cut off, its sparkd does not run, or only stands still."""
+    world, machine = daemon.world, daemon.world.machines[node]
+    if not machine.on or not any(world.net.talks(p, daemon.name, node) for p in ("fabric", "management")):
+        world.check.dark.setdefault((daemon.instance, node), world.now)
+        return ev.Host.SILENT
+    world.check.dark.pop((daemon.instance, node), None)
+    return ev.Host.REFUSES if machine.daemon is None else ev.Host.PINGS
 
 
 def _answer_peer(daemon: Daemon, command: co.ProbePeer, peer: Daemon, delay_s: float) -> None:
@@ -221,6 +235,7 @@ def _hear_peer(daemon: Daemon, node: str, said: list[tuple[Any, Kind]]) -> None:
             return
         event = ev.StatusReceived if kind is Kind.STATUS else ev.ReportReceived
         daemon.emit(event(message, ev.Path.HTTP))
+    daemon.world.check.dark.pop((daemon.instance, node), None)
     daemon.emit(ev.PeerProbed(node, reached=True))
 
 

@@ -57,7 +57,7 @@ class Engine:
         self.place = -1
         self.api = self.hung = self.over = self.answered_right = False
         self.kv: int | None = None
-        self.grown = 0
+        self.grown = self.canaries = 0
         self.api_s = self.hung_s = 0.0
         self.stuck_at = world.take_next("stuck_next")
         self.dies_at = world.take_next("dies_next")
@@ -184,8 +184,9 @@ class Engine:
         """Return whether some node has too little; then it has killed there."""
         plan = self.world.plan
         for machine in self.world.machines.values():
-            used = machine.base() + sum(machine.held.values())
-            found = memory.shortage(used, plan.total, self.settings, ray=self.ray, oom=plan.oom)
+            used = machine.device_base() + sum(machine.held.values())
+            ray, guard = self.ray and plan.unified, self.world.floor_of(machine.name)
+            found = memory.shortage(used, plan.total, self.settings, ray=ray, oom=plan.oom, guard=guard)
             if found is not None:
                 self._kill_for(machine.name, found)
                 return True
@@ -195,7 +196,7 @@ class Engine:
         plan = self.world.plan
         wanted = int(plan.total * self.settings.gpu_memory_utilization)
         for machine in self.world.machines.values():
-            free = plan.total - machine.base()
+            free = plan.total - machine.device_base()
             if free < wanted:
                 self.blame("too little was free at the start")
                 facts = {"free_bytes": free, "total_bytes": plan.total}
@@ -226,11 +227,21 @@ class Engine:
         if found.cause == "ray_oom_kill":
             facts = {"used_bytes": seen, "threshold_bytes": found.limit, "total_bytes": total}
             self.signal(node, found.cause, facts, fatal=True)
+        elif found.cause == "memory_guard_kill":
+            facts = {"used_bytes": found.used, "total_bytes": total, "available_bytes": total - found.used}
+            self.signal(node, found.cause, facts, fatal=True)
+            self._whole_member_killed(node)
         elif found.cause == "cuda_oom":
             self.signal(node, found.cause, _asked_for(found, total), fatal=True)
         elif self.world.plan.oom == "kernel" or luck.random() < 0.5:
             self.signal(node, found.cause, {}, fatal=False, late_s=luck.choice((0.0, 0.0, 1.0)))
-        self.worker_died(node, (None, 9) if found.cause == "kernel_oom" else (1, None))
+        self.worker_died(node, (1, None) if found.cause in ("ray_oom_kill", "cuda_oom") else (None, 9))
+
+    def _whole_member_killed(self, node: str) -> None:
+        """The guard ends all that the engine has there, at once."""
+        for (name, _), tree in list(self.trees.items()):
+            if name == node:
+                tree.kill()
 
     # -- trouble ---------------------------------------------------------------------------------
 

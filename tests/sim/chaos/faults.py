@@ -12,6 +12,7 @@ from sparkd.core import events as ev
 from sparkd.words import UnitName
 
 if TYPE_CHECKING:
+    from sim.chaos.disk import Disk
     from sim.chaos.world import World
 
 ECHOES, ECHO_S = 6, 90.0
@@ -128,6 +129,23 @@ def _power_loss(world: World, fault: Fault) -> None:
     world.blame_node(fault.node, "its power was lost")
     machine.lose_power(fault.value)
     world.at(fault.span_s, world.power_on, fault.node)
+
+
+def _dark(world: World, fault: Fault) -> None:
+    """The head's host is gone for longer than a hang is borne: nobody reaches it on any path."""
+    head = replace(fault, node=world.head, value="kept" if fault.value == "power" else "both")
+    (_power_loss if fault.value == "power" else _isolate)(world, head)
+
+
+def _full_disk(world: World, fault: Fault) -> None:
+    """Nothing that takes new blocks is written: what was kept before stays."""
+    disk = world.machines[fault.node].disk
+    disk.full, world.damages = True, world.damages + 1
+    world.unless_healed(fault.span_s, lambda: _room_again(world, disk))
+
+
+def _room_again(world: World, disk: Disk) -> None:
+    disk.full, world.damages = False, world.damages + 1
 
 
 def _blackout(world: World, fault: Fault) -> None:
@@ -253,6 +271,15 @@ def _reconfigure(world: World, fault: Fault) -> None:
         asked = world.policies[world.head].settings
         share = round(min(0.95, max(0.6, asked.gpu_memory_utilization + world.luck.choice((-0.05, 0.02)))), 2)
         changes["settings"] = replace(asked, gpu_memory_utilization=share)
+    if fault.value == "floors":
+        changes["floors"] = replace(
+            world.policies[world.head].floors,
+            gpu_memory_utilization=world.luck.choice((0.3, 0.5, 0.7)),
+            max_num_seqs=world.luck.choice((1, 8, 32)),
+        )
+    if fault.value == "budgets":
+        changes["transient_budget"] = world.luck.choice((0, 1, 5))
+        changes["unknown_unchanged"] = world.luck.choice((0, 2))
     if fault.value in ("digest", "both"):
         changes["shared_digest"] = f"plan-{world.edits}"
         changes["context"] = f"context-{world.edits}"
@@ -298,6 +325,8 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "daemon_end": _daemon_end,
     "daemon_stall": _daemon_stall,
     "power_loss": _power_loss,
+    "dark": _dark,
+    "full_disk": _full_disk,
     "blackout": _blackout,
     "kill_unit": _kill_unit,
     "kill_at_phase": _kill_at_phase,

@@ -51,12 +51,13 @@ def _is_boot(record: Remedied) -> bool:
 def _within(settings: Settings, asked: Settings, floors: Floors) -> bool:
     """Return whether every setting lies between its floor and what was asked."""
     share, kv = settings.gpu_memory_utilization, settings.kv_cache_bytes
-    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
+    tokens, length, seqs = settings.max_num_batched_tokens, settings.max_model_len, settings.max_num_seqs
     least = min(floors.gpu_memory_utilization, asked.gpu_memory_utilization)
     return (
         least <= share <= asked.gpu_memory_utilization
         and (kv in (None, asked.kv_cache_bytes) or kv >= floors.kv_cache_bytes)
         and (kv is None or asked.kv_cache_bytes is None or kv <= asked.kv_cache_bytes)
+        and (seqs in (None, asked.max_num_seqs) or seqs >= floors.max_num_seqs)
         and (tokens in (None, asked.max_num_batched_tokens) or tokens >= floors.max_num_batched_tokens)
         and (length == asked.max_model_len or (length or 0) >= floors.max_model_len)
         and (settings.cudagraph is not CudaGraph.NONE or floors.eager_allowed or settings == asked)
@@ -308,15 +309,16 @@ class Judgements:
         if plan.load.weights + slack > policy.settings.gpu_memory_utilization * plan.total:
             return False
         for machine in world.machines.values():
-            base = machine.base() + machine.hog_before()
+            base = machine.device_base() + (machine.hog_before() if plan.unified else 0)
             if plan.total - base < settings.gpu_memory_utilization * plan.total + slack:
                 return False
             for phase in PHASES:
                 used = base + memory.need(plan.load, settings, phase, plan.total) + slack
                 if phase is Phase.SERVING:
                     used += 2 * plan.load.growth
-                ray = plan.backend is Backend.RAY
-                if memory.shortage(used, plan.total, settings, ray=ray, oom=plan.oom) is not None:
+                ray, guard = plan.backend is Backend.RAY and plan.unified, world.floor_of(machine.name)
+                found = memory.shortage(used, plan.total, settings, ray=ray, oom=plan.oom, guard=guard)
+                if found is not None:
                     return False
         return memory.one_request(plan.load, settings) + slack <= policy.floors.kv_cache_bytes + slack
 
@@ -329,6 +331,7 @@ def smallest(asked: Settings, floors: Floors, *, guarded: bool) -> Settings:
         gpu_memory_utilization=min(floors.gpu_memory_utilization, asked.gpu_memory_utilization),
         kv_cache_bytes=floors.kv_cache_bytes,
         max_num_batched_tokens=floors.max_num_batched_tokens,
+        max_num_seqs=floors.max_num_seqs,
         cudagraph=CudaGraph.NONE if floors.eager_allowed else CudaGraph.REDUCED,
         max_model_len=floors.max_model_len,
         load_format=LoadFormat.LAZY,

@@ -124,7 +124,7 @@ class Machine:
         """Nothing is wrong with it."""
         self.manner = self.start_fails = self.joins = ""
         self.errors = self.model_missing = False
-        self.late_s = 0.0
+        self.late_s, self.disk.full = 0.0, False
         self.disk_s = self.release_s = 0.0
         self.dies_in: tuple[str, float] | None = None
 
@@ -150,6 +150,14 @@ class Machine:
         self.waning = [(until_s, size) for until_s, size in self.waning if until_s > now]
         return self.world.plan.system + self.leaked + self.hog + sum(size for _, size in self.waning)
 
+    def device_base(self) -> int:
+        """Return what is in use beside the engine where its own memory is: of a GPU of its own, or here."""
+        world = self.world
+        if world.plan.unified:
+            return self.base()
+        self.base()
+        return self.leaked + sum(size for _, size in self.waning)
+
     def hog_before(self) -> int:
         """Return what another program used here until just now."""
         return max((size for at_s, size in self.hogged if at_s > self.world.now - HOG_S), default=0)
@@ -157,7 +165,8 @@ class Machine:
     def sample(self) -> ev.MemoryObserved:
         """Return a reading."""
         total = self.world.plan.total
-        free = max(0, total - self.base() - sum(self.held.values()))
+        engine = sum(self.held.values()) if self.world.plan.unified else 0
+        free = max(0, total - self.base() - engine)
         self.readings.append((self.world.now, free))
         del self.readings[:-READINGS_MAX]
         return ev.MemoryObserved(MemorySample(self.clock(), free, total))

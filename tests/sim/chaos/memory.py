@@ -61,12 +61,16 @@ def need(load: Load, settings: Settings, phase: Phase, total: int) -> int:
     return held + int(load.spike * SPIKE[settings.cudagraph]) // 3
 
 
-def shortage(used: int, total: int, settings: Settings, *, ray: bool, oom: str) -> Shortage | None:
-    """Return what kills at *used* bytes, None = it fits."""
+def shortage(
+    used: int, total: int, settings: Settings, *, ray: bool, oom: str, guard: int = 0
+) -> Shortage | None:
+    """Return what kills at *used* bytes, None = it fits; *guard*: the floor of a guard that enforces."""
     threshold = settings.ray_memory_threshold
     if ray and threshold is not None and used > threshold * total:
         limit = int(threshold * total)
         return Shortage("ray_oom_kill", used, limit, used - limit)
+    if guard and used > total - guard:
+        return Shortage("memory_guard_kill", used, total - guard, used - total + guard)
     if used > total - RESERVE:
         limit = total - RESERVE
         return Shortage("cuda_oom" if oom == "cuda" else "kernel_oom", used, limit, used - limit)

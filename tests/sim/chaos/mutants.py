@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.chaos import daemon as chaos_daemon
+from sim.chaos import silences
 from sparkd.core import (
     coordinator,
     decision,
     fence,
     fold,
-    incident,
     keeping,
     ladder,
     launch,
@@ -205,52 +205,6 @@ def _always_present() -> list[Patch]:
 # -- who may end what ----------------------------------------------------------------------------
 
 
-def _will_acts() -> list[Patch]:
-    plain = fold.FOLDS[ev.WillReceived]
-
-    def will(turn: Turn, event: ev.WillReceived) -> None:
-        plain(turn, event)
-        if turn.state.coordinator is not None:
-            text = f"the broker says that {event.node} is gone"
-            incident.observe_failure(turn, "observed_will", "peer_lost", text, node=event.node)
-
-    return [(fold.FOLDS, ev.WillReceived, will)]
-
-
-def _worker_stops_on_silence() -> list[Patch]:
-    plain = member.decide
-
-    def decide(turn: Turn) -> None:
-        plain(turn)
-        head = turn.state.peer(turn.policy.head)
-        if head is not None and turn.now - head.mqtt_at_s > 3 * turn.policy.peer_silence_s:
-            for unit in member.alive(turn):
-                member._end(turn, unit, turn.policy.stop_grace_s)
-
-    return [(member, "decide", decide)]
-
-
-def _silent_peer_is_leaving() -> list[Patch]:
-    plain = coordinator._leaving
-
-    def leaving(turn: Turn) -> str | None:
-        silent = [peer.node for peer in turn.state.peers if not membership.is_present(turn, peer)]
-        return plain(turn) or next(iter(silent), None)
-
-    return [(coordinator, "_leaving", leaving)]
-
-
-def _broker_down_is_failure() -> list[Patch]:
-    plain = fold.FOLDS[ev.BrokerChanged]
-
-    def broker(turn: Turn, event: ev.BrokerChanged) -> None:
-        plain(turn, event)
-        if turn.state.coordinator is not None and not event.connected:
-            incident.observe_failure(turn, "observed_broker", "peer_lost", "the broker is gone")
-
-    return [(fold.FOLDS, ev.BrokerChanged, broker)]
-
-
 def _stall_is_silence() -> list[Patch]:
     return [(fold.FOLDS, ev.LoopStalled, lambda turn, event: None)]
 
@@ -317,7 +271,7 @@ def _stop_command_forgotten() -> list[Patch]:
         if unit.state is not UnitState.STOPPING and unit.state is not UnitState.UNKILLABLE:
             member.stop_unit(turn, unit, grace_s)
 
-    return [(member, "_end", forgotten)]
+    return [(member, "end_unit", forgotten)]
 
 
 def _says_it_once() -> list[Patch]:
@@ -383,10 +337,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("membership_not_proven", _membership_not_proven),
     Mutant("one_rank_alone", _one_rank_alone),
     Mutant("always_present", _always_present),
-    Mutant("will_acts", _will_acts),
-    Mutant("worker_stops_on_silence", _worker_stops_on_silence),
-    Mutant("silent_peer_is_leaving", _silent_peer_is_leaving),
-    Mutant("broker_down_is_failure", _broker_down_is_failure),
+    Mutant("will_acts", silences.will_acts),
+    Mutant("worker_stops_on_silence", silences.worker_stops_on_silence),
+    Mutant("silent_peer_is_leaving", silences.silent_peer_is_leaving),
+    Mutant("broker_down_is_failure", silences.broker_down_is_failure),
     Mutant("stall_is_silence", _stall_is_silence),
     Mutant("stop_not_obeyed", _stop_not_obeyed),
     Mutant("stamp_not_on_disk", _stamp_not_on_disk),

@@ -76,6 +76,7 @@ class Plan:
     safety_s: float
     outlives: bool = False
     guarded: bool = False
+    unified: bool = True
     faults: tuple[Fault, ...] = field(default=())
 
     def without(self, faults: tuple[Fault, ...]) -> Plan:

@@ -20,7 +20,7 @@ READ_S = 2.5
 """What was read so long before a decision is told was read before it was made: a disk is waited for 2 s."""
 LATE_S = 60.0
 """What ended shortly before a generation began may be noticed in it."""
-KILLS = ("ray_oom_kill", "kernel_oom", "cuda_oom")
+KILLS = ("ray_oom_kill", "kernel_oom", "cuda_oom", "memory_guard_kill")
 EMPTY = "uma_host_exhaustion"
 VAGUE = (UNKNOWN, "killed_unspecified", "worker_process_died", "engine_dead_unspecified", "clean_shutdown")
 _ENDS = (" ended", "dies in ", " died")
@@ -37,7 +37,7 @@ HAD: dict[str, tuple[str, ...]] = {
     "worker_process_died": _ENDS,
     "engine_dead_unspecified": _ENDS,
     "nccl_timeout": ("nccl_timeout", "the fabric was cut"),
-    "peer_lost": (*_AWAY, "disturbed before it was complete"),
+    "peer_lost": (*_AWAY, "ended its part", "disturbed before it was complete"),
     "ray_node_died": ("raylet", "ray of ", "stopped by hand", *_AWAY),
     "ray_gcs_unreachable": ("Ray's head does not answer", "ray of ", "stopped by hand", *_AWAY),
     "ray_insufficient_resources": (

@@ -34,6 +34,7 @@ SPIN_MAX = 3000
 OBEYED_S = 240.0
 """So long after a person's stop everything is stopped or given up, whatever the nodes do meanwhile."""
 API_S = 40.0
+TOKEN_BYTES, CANARY_TOKENS = 1 << 19, 8
 RESTART_S = (1.0, 15.0)
 
 
@@ -231,6 +232,11 @@ class World:
         enforcing = self.plan.guarded and not self.guards_lost[name]
         return GuardSeen(alive=enforcing, enforcing=enforcing, reason="" if enforcing else "no guard is seen")
 
+    def floor_of(self, name: str) -> int:
+        """Return the floor of the guard that enforces on a node, 0 = none; a device's memory has none."""
+        enforces = self.plan.unified and self.guard_of(name).enforcing
+        return self.policies[name].guard_floor_bytes if enforces else 0
+
     def guarded(self) -> bool:
         """Return whether every node's guard enforces."""
         return all(self.guard_of(name).enforcing for name in self.plan.names)
@@ -306,6 +312,12 @@ class World:
             return None
         return engine.table()
 
+    def received_bytes(self, name: str) -> int:
+        """Return all that a node has received: each token that an engine makes is summed over its nodes."""
+        engines = [e for e in self.engines.values() if any(node == name for node, _ in e.trees)]
+        tokens = sum(int(e.counters()[2]) + CANARY_TOKENS * e.canaries for e in engines if e.api)
+        return tokens * TOKEN_BYTES
+
     def api_was_silent(self, engine: Engine) -> None:
         """A start that cannot be seen to come up is a failure; what serves is proved by its answers."""
         if not engine.answered_right and self.now - self.api_silent_s > API_S:
@@ -348,7 +360,8 @@ class World:
     def _same_configuration(self, name: str) -> None:
         """A person who edits files one after the other ends with the same everywhere."""
         head, own = self.policies[self.head], self.policies[name]
-        same = {key: getattr(head, key) for key in ("shared_digest", "settings", "context")}
+        keys = ("shared_digest", "settings", "context", "floors", "transient_budget", "unknown_unchanged")
+        same = {key: getattr(head, key) for key in keys}
         self.policies[name] = replace(own, **same)
         daemon = self.machines[name].daemon
         if daemon is not None and daemon.policy != self.policies[name]:

@@ -1,0 +1,73 @@
+"""A member whose head is gone: the one case in which a worker ends its own part.
+
+Never because a daemon is silent: the head's *host* has to be silent on every path (no word of the broker,
+no HTTP, no ping, no handshake), without a break, and the engine has to show no activity: nothing comes in on
+this node's networks, which no step over two nodes can do without. What could not be asked is not silent, and
+what could not be counted is not quiet. A head that answers ping and nothing else is wedged: it is waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkd.core import member
+from sparkd.core.events import Host, PeerProbed
+from sparkd.core.state import Peer
+from sparkd.core.turn import Turn
+from sparkd.signals.model import Proof, Signal
+
+SIGNAL_ID = "observed_head_silent"
+QUIET_BYTES_PER_S = 1 << 17
+"""Less than this is no engine's: one token over two ranks moves two sums of the hidden state a layer (0.5 MiB
+for 32 layers of 4096 in 16 bits). What else a node hears (ARP, monitoring) stays below it."""
+
+
+def fold_probe(peer: Peer, event: PeerProbed, now: float) -> dict[str, object]:
+    """Return what a probe changes of what is known of the peer's host."""
+    silent = not event.reached and event.host is Host.SILENT
+    before = peer.received
+    quiet = before is not None and event.received_bytes is not None and _is_quiet(before, event, now)
+    since_s = peer.deserted_since_s if peer.deserted_since_s is not None else now
+    return {
+        "host": Host.UNKNOWN if event.reached else event.host,
+        "received": None if event.received_bytes is None else (now, event.received_bytes),
+        # The first count is one to compare with; it says nothing yet.
+        "deserted_since_s": since_s if silent and quiet else None,
+    }
+
+
+def _is_quiet(before: tuple[float, int], event: PeerProbed, now: float) -> bool:
+    at_s, count = before
+    return event.received_bytes is not None and 0 <= event.received_bytes - count <= QUIET_BYTES_PER_S * (
+        now - at_s
+    )
+
+
+def end_deserted(turn: Turn) -> None:
+    """End this worker's part of a generation whose head's host is gone; once begun, whole."""
+    units = [unit for unit in member.alive(turn) if not turn.policy.observe_only]
+    if turn.state.coordinator is not None or not units:
+        return
+    generation = max(unit.generation for unit in units)
+    if turn.member.deserted_generation < generation and not _note_deserted(turn, generation):
+        return
+    for unit in units:
+        if unit.generation <= turn.member.deserted_generation:
+            member.end_unit(turn, unit, turn.policy.stop_grace_s)
+
+
+def _note_deserted(turn: Turn, generation: int) -> bool:
+    """Return whether the head has been gone for as long as a hang is borne; then say so, once."""
+    head = turn.state.peer(turn.policy.head)
+    since_s = head.deserted_since_s if head is not None else None
+    if since_s is None or not turn.due(since_s + turn.policy.no_progress_s):
+        return False
+    text = (
+        f"the host of {turn.policy.head} was silent on every path and nothing was received for "
+        f"{turn.policy.no_progress_s:g} s: {turn.state.node} ended its part of generation {generation}"
+    )
+    source, node = "sparkd", turn.policy.head
+    made = Signal(SIGNAL_ID, "peer_lost", Proof.PROVES, node, source, text, turn.now, generation, fatal=True)
+    outbox = turn.member.outbox
+    turn.set_member(deserted_generation=generation, outbox=replace(outbox, signals=(*outbox.signals, made)))
+    return True
