@@ -203,7 +203,7 @@ def with_engines(options: argparse.Namespace, chosen: set[str] | None) -> tuple[
     raw_s = None
     if not options.no_raw:
         say("by hand, without sparkd:")
-        raw_s = raw_start(env, model, 2)
+        raw_s = raw_start(env, model, min(2, options.rounds or 2))
         say(f"  raw start {raw_s:.1f} s")
     results: list[Result] = []
     for number in range(1, (options.rounds or 2) + 1):
