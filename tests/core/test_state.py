@@ -80,6 +80,18 @@ def test_a_new_daemon_knows_what_is_on_its_disk_and_nothing_else() -> None:
     )
 
 
+def test_settings_that_failed_stay_failed_until_something_is_edited() -> None:
+    worse = replace(LEARNED, gpu_memory_utilization=0.89)
+    disk = replace(DISK, kept=replace(KEPT, failed=(worse, LEARNED)))
+
+    def failed(policy=ASKED, remembered=disk):
+        return initial(policy, "a#1", remembered, NOW).coordinator.failed
+
+    assert failed() == (worse,)  # what is in force is tried once more, whatever a damaged disk says
+    assert failed(replace(ASKED, context="another model")) == ()
+    assert failed(remembered=replace(disk, asked=replace(Settings(), gpu_memory_utilization=0.7))) == ()
+
+
 def test_a_worker_coordinates_nothing() -> None:
     state = initial(make_policy(WORKER), "b#1", Remembered(), NOW)
 

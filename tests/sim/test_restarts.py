@@ -332,3 +332,24 @@ def test_who_cannot_ask_does_not_blame_rays_head() -> None:
     world._do_ProbeMembership = plain
     world.run_until(serving(world))
     assert world.generation == 1
+
+
+def test_what_failed_for_memory_is_not_returned_to_by_the_next_daemon() -> None:
+    world = World()
+    world.on_serve = lambda node, _proc, phase: (
+        world.signal(node.name, "cuda_oom") if phase is Phase.CAPTURING_GRAPHS else None
+    )
+    world.run_until(lambda: world.generation == 2)
+    world.on_serve = None
+    failed = world.head.state.coordinator.failed
+    assert failed == (world.head.policy.settings,)
+
+    world.restart_daemon("spark-a")
+    assert world.head.state.coordinator.failed == failed
+    world.run_until(serving(world))
+    assert world.head.state.coordinator.settings not in failed
+
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.STOP))
+    world.run_until(reached(world, Phase.STOPPED))
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.START))
+    assert world.head.state.coordinator.failed == ()

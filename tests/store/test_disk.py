@@ -28,7 +28,7 @@ from sparkd.core.records import (
 from sparkd.sizing.model import Learned
 from sparkd.store.disk import DiskStore
 from sparkd.store.history import Retention
-from sparkd.words import EngineMemory, Phase, Sizes, Stamp
+from sparkd.words import EngineMemory, Phase, Settings, Sizes, Stamp
 from standin.wait import until
 from store.lives import ASKED, LOWERED, WHY, life, opened
 
@@ -77,6 +77,7 @@ KEPT = Kept(
     paused=True,
     learned=Learned(-3 << 30, ((Phase.PROFILING, -(1 << 30)), (Phase.SERVING, 1 << 26))),
     others=(InContext("a2", LOWERED, ASKED, LOWERED, ((Phase.PROFILING, 2.5),)), InContext("a3")),
+    failed=(Settings(), Settings(gpu_memory_utilization=0.8, max_num_seqs=4)),
     said=EngineMemory(
         49 << 30, 58 << 30, 262144, 3 << 30, Sizes(device_bytes=119 << 30, graphs_counted=True)
     ),

@@ -68,6 +68,7 @@ def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordina
     same = same_context(kept.context, policy.context) and remembered.asked in {None, asked}
     proven = known.proven if known.asked == asked else None
     escalated = bool(kept.needs) and kept.config == config_of(policy) and not policy.observe_only
+    settings = within(settings_in_force(known.settings, known.asked, asked), asked, floors)
     retry_at_s = now + policy.escalated_retry_s if escalated and kept.may_pass else None
     return Coordinator(
         phase=Phase.ESCALATED if escalated else Phase.IDLE,
@@ -82,7 +83,9 @@ def _coordinator(policy: Policy, remembered: Remembered, now: float) -> Coordina
         target=policy.autostart if kept.target is None else kept.target,
         asked_target=kept.target,
         asked_pause=kept.paused,
-        settings=within(settings_in_force(known.settings, known.asked, asked), asked, floors),
+        settings=settings,
+        # Of a disk that was damaged, what is in force may be among them: then it is tried once more.
+        failed=tuple([each for each in kept.failed if each != settings]) if same else (),
         incidents=remembered.incidents,
         spent=tuple((cause, now) for cause in kept.spent),
         pause_wanted=policy.observe_only or kept.paused,

@@ -68,6 +68,7 @@ def keep(turn: Turn) -> None:
         awaits_reboot=escalated and lead.awaits_reboot,
         config=config_of(turn.policy) if escalated else "",
         others=lead.others,
+        failed=lead.failed,
         said=_said(turn),
     )
     if kept != lead.kept:

@@ -203,6 +203,7 @@ class Kept:
             `config`: what was configured then: an edit is what a person can do.
         others: what was learned with the last few other contexts, oldest first.
         said: what the engine of `generation` said of its memory, once it served: it says it but once.
+        failed: settings that were given up for a memory reason since a person last acted, oldest first.
     """
 
     context: str = ""
@@ -224,6 +225,7 @@ class Kept:
     config: str = ""
     others: tuple[InContext, ...] = ()
     said: EngineMemory = NOTHING_SAID
+    failed: tuple[Settings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

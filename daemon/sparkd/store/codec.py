@@ -65,6 +65,7 @@ def kept_from(body: dict[str, Any]) -> Kept:
             config=str(body.get("config", "")),
             others=tuple(filter(None, map(_in_context_from, body.get("others", ())))),
             said=_said_from(body.get("said")),
+            failed=tuple(filter(None, map(settings_from, body.get("failed", ())))),
         )
     except (KeyError, TypeError, ValueError):
         return Kept()
