@@ -6,7 +6,7 @@ never waits for another one to be acted upon.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sparkd.core import (
@@ -23,7 +23,7 @@ from sparkd.core import (
     watch,
 )
 from sparkd.core.membership import are_present, leaking, missing
-from sparkd.core.messages import MemberStatus, UnitState, UnitStatus
+from sparkd.core.messages import UnitState, UnitStatus
 from sparkd.core.records import SettingsAdopted
 from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
@@ -47,7 +47,8 @@ def decide(turn: Turn) -> None:
         adopt.take_over(turn)
         _note_peers(turn)
         _obey(turn)
-        PHASES[turn.lead.phase](turn)
+        phase = turn.lead.phase
+        PHASES[phase](turn)
         if turn.lead.phase is before:
             break
     if turn.lead.restart_wanted:
@@ -67,18 +68,18 @@ _HOLDING = frozenset({*LIVE, Phase.FAILING})
 
 def _note_peers(turn: Turn) -> None:
     """Take from the levels what ends a generation: exits, and peers that came back without their part."""
-    intent = turn.lead.intent
-    if turn.lead.phase not in _HOLDING:
+    lead, state = turn.lead, turn.state
+    intent = lead.intent
+    if lead.phase not in _HOLDING:
         return
-    for unit in turn.member.units:
-        _note_exit(turn, turn.state.node, unit)
+    _note_exits(turn, state.node, state.member.units)
     if intent is None:
         return
-    for peer in turn.state.peers:
+    for peer in state.peers:
         if not peer.fresh or peer.status is None:
             continue
         if adopt.is_addressed(intent, peer):
-            _note_exits(turn, peer.status)
+            _note_exits(turn, peer.node, peer.status.units)
         elif peer.status.swept and not adopt.is_back(intent, peer):
             _note_lost_part(turn, peer)
     if turn.lead.phase in LIVE:
@@ -91,18 +92,22 @@ def _note_lost_part(turn: Turn, peer: Peer) -> None:
     incident.observe_failure(turn, "observed_daemon_lost", "peer_lost", text, node=peer.node)
 
 
-def _note_exits(turn: Turn, status: MemberStatus) -> None:
-    for unit in status.units:
-        _note_exit(turn, status.node, unit)
+def _note_exits(turn: Turn, node: str, units: Sequence[Unit | UnitStatus]) -> None:
+    """An end is a level too: it is noted as long as it stands there, once a failure."""
+    generation = turn.lead.generation
+    for unit in units:
+        if unit.generation == generation and _is_ended(unit):
+            _note_exit(turn, node, unit)
+
+
+def _is_ended(unit: Unit | UnitStatus) -> bool:
+    return unit.state in _ENDED or unit.code is not None or unit.signal is not None
+
+
+_ENDED = (UnitState.EXITED, UnitState.GONE)
 
 
 def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:
-    """An end is a level too: it is noted as long as it stands there, once a failure."""
-    ended = (
-        unit.state in (UnitState.EXITED, UnitState.GONE) or unit.code is not None or unit.signal is not None
-    )
-    if not ended or unit.generation != turn.lead.generation:
-        return
     if unit.reason and unit.code is None and unit.signal is None:
         incident.note_unstarted(turn, node, unit.unit, unit.reason)
     else:
@@ -123,15 +128,16 @@ def _obey(turn: Turn) -> None:
     if turn.policy.observe_only and not turn.lead.shutdown:
         _observe(turn)
         return
-    phase = turn.lead.phase
-    resting = RESTING if turn.lead.stop_wanted else (*RESTING, Phase.IDLE)
-    if not turn.lead.target and _at(turn) not in resting:
+    lead = turn.lead
+    phase, live = lead.phase, lead.phase in LIVE
+    resting = RESTING if lead.stop_wanted else (*RESTING, Phase.IDLE)
+    if not lead.target and _at(turn) not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
-    elif phase in LIVE and (name := _stopped_by_hand(turn)):
+    elif live and (name := _stopped_by_hand(turn)):
         _rest(turn, f"{name} was stopped by hand")
-    elif phase in LIVE and (leaving := _leaving(turn)):
+    elif live and (leaving := _leaving(turn)):
         turn.move(Phase.FENCING, f"{leaving} is leaving")
-    elif turn.lead.pause_wanted and phase in PAUSABLE and not _is_stopped(turn):
+    elif lead.pause_wanted and phase in PAUSABLE and not _is_stopped(turn):
         turn.set_lead(paused_from=phase, waiting=())
         turn.move(Phase.PAUSED, "asked to pause")
 
@@ -165,15 +171,23 @@ def _rest(turn: Turn, reason: str) -> None:
 
 
 def _stopped_by_hand(turn: Turn) -> str | None:
-    generation = turn.lead.generation
-    units: list[tuple[str, Unit | UnitStatus]] = [(turn.state.node, unit) for unit in turn.member.units]
-    units += [(p.node, unit) for p in turn.state.peers if p.status and p.fresh for unit in p.status.units]
-    found = (f"{node}'s {u.unit}" for node, u in units if u.by_hand and u.generation == generation)
-    return next(found, None)
+    state, generation = turn.state, turn.lead.generation
+    for unit in state.member.units:
+        if unit.by_hand and unit.generation == generation:
+            return f"{state.node}'s {unit.unit}"
+    for peer in state.peers:
+        if peer.fresh and peer.status is not None:
+            for part in peer.status.units:
+                if part.by_hand and part.generation == generation:
+                    return f"{peer.node}'s {part.unit}"
+    return None
 
 
 def _leaving(turn: Turn) -> str | None:
-    return next((p.node for p in turn.state.peers if p.status and p.fresh and p.status.leaving), None)
+    for peer in turn.state.peers:
+        if peer.fresh and peer.status is not None and peer.status.leaving:
+            return peer.node
+    return None
 
 
 def _idle(turn: Turn) -> None:
@@ -278,10 +292,11 @@ STARTED_ANEW = "started anew by the operator: the asked settings are tried once"
 def _climb(turn: Turn) -> None:
     """Leave degraded settings for the asked ones, where the operator wants it, in a quiet moment."""
     lead, policy = turn.lead, turn.policy
+    if policy.climb_after_s <= 0 or lead.proven is None or lead.climbed:
+        return
     asked = guards.asked(turn.state, policy)
     # Whether Ray's monitor watches costs nobody anything: nothing that serves is ended for it.
-    wanted = replace(asked, ray_memory_threshold=lead.settings.ray_memory_threshold)
-    if policy.climb_after_s <= 0 or lead.settings == wanted or lead.proven is None or lead.climbed:
+    if lead.settings == replace(asked, ray_memory_threshold=lead.settings.ray_memory_threshold):
         return
     if lead.watch.engine is None or lead.watch.engine.running is None:
         return  # nobody knows whether it is quiet

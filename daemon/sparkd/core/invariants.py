@@ -90,7 +90,7 @@ def _fenced_before_start(lead: Coordinator, _state: State, _policy: Policy) -> b
 
 def _within_bounds(lead: Coordinator, _state: State, policy: Policy) -> bool:
     """What was taken over runs with the bounds of its start; an edit is in force from the next launch on."""
-    if lead.edited:
+    if lead.edited or lead.settings == policy.settings:
         return True
     settings, asked, floors = lead.settings, policy.settings, policy.floors
     lowest = min(floors.gpu_memory_utilization, asked.gpu_memory_utilization)
