@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sim.world import World, serving
 from sparkd.core import events as ev
+from sparkd.core import keeping
 from sparkd.core.invariants import LEAD_FACTS, LEAD_RULES, MEMBER_FACTS, MEMBER_RULES, check
 from sparkd.core.messages import UnitState
 from sparkd.core.policy import Policy
-from sparkd.core.records import InvariantBroken
+from sparkd.core.records import InvariantBroken, Kept, KeptChanged
 from sparkd.core.state import AT_ONCE, Coordinator, Failure, Incident, Member, State, Unit
 from sparkd.core.step import step
+from sparkd.core.turn import Turn
 from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Diagnosis
 from sparkd.words import Phase, Settings, Stamp, UnitName
@@ -131,6 +134,38 @@ def test_a_rule_looks_at_the_facts_that_are_compared_and_at_nothing_else(rules, 
             holds(Spied(seen, "", read), policy)
 
     assert read == set(facts)
+
+
+def ignored(*_args: Any, **_changes: Any) -> None:
+    """Only what is read is asked for."""
+
+
+def test_what_is_kept_is_made_of_the_facts_that_are_compared(head) -> None:
+    state, policy = head
+    read: set[str] = set()
+    for phase, epoch in ((Phase.SERVING, 1), (Phase.ESCALATED, 1), (Phase.SERVING, 0)):
+        known = Spied(replace(state.coordinator, phase=phase, epoch=epoch), "", read)
+        turn = SimpleNamespace(lead=known, before=None, policy=policy, set_lead=ignored, note=ignored)
+        keeping.keep(turn)
+
+    assert read == set(keeping.FACTS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"streak": 5}, {"phase": Phase.PAUSED}, {"asked_pause": True}, {"silences": ((Phase.SERVING, 1.0),)}],
+)
+def test_what_is_kept_is_said_where_a_fact_of_it_has_moved(changes, head) -> None:
+    state, policy = head
+    before = lead(state, kept=Kept())
+    moved = Turn(state=lead(before, **changes), now=0.0, policy=policy, before=before)
+    still = Turn(state=lead(before, needs=before.coordinator.needs), now=0.0, policy=policy, before=before)
+
+    keeping.keep(moved)
+    keeping.keep(still)
+
+    assert [type(record) for record in moved.records] == [KeptChanged]
+    assert still.records == []
 
 
 def test_the_first_step_looks_at_every_rule_and_the_next_at_what_has_changed(head) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from sparkd.core.beginning import config_of
 from sparkd.core.context import context_to_keep, same_context
 from sparkd.core.records import Kept, KeptChanged, SettingsAdopted
@@ -44,9 +46,20 @@ OTHER_CONTEXT = (
 )
 
 
+FACTS = (
+    *("context", "proven", "spent", "silences", "forgiven", "unclean", "learned", "others"),
+    *("epoch", "generation", "phase", "asked_target", "asked_pause", "climbed", "streak"),
+    *("needs", "retry_at_s", "awaits_reboot", "kept"),
+)
+"""All of the coordinator that `keep` looks at."""
+_facts = attrgetter(*FACTS)
+
+
 def keep(turn: Turn) -> None:
-    """Note what is kept where it changed."""
-    lead = turn.lead
+    """Note what is kept where it changed; where none of it has moved in this step it stands."""
+    lead, before = turn.lead, turn.before
+    if before is not None and before.coordinator is not None and _facts(before.coordinator) == _facts(lead):
+        return
     escalated = lead.phase is Phase.ESCALATED
     kept = Kept(
         context=context_to_keep(lead.context, turn.policy.context),
