@@ -10,9 +10,10 @@ that it has applied (its sequence number), so an answer to an older question doe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from operator import attrgetter
 
 from sparkd.core.commands import PublishIntent
+from sparkd.core.evolve import evolve
 from sparkd.core.membership import WEDGED, addressees, digests, is_present, is_wedged
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.state import Peer, State
@@ -24,24 +25,30 @@ Wanted = Mapping[str, tuple[UnitName, ...]]
 
 def demand(turn: Turn, wanted: Wanted, grace_s: float) -> None:
     """Make *wanted* the cluster's desired level: a new intent where it differs from the one in force."""
-    policy = turn.policy
     lead = turn.lead
+    stamp = Stamp(lead.epoch, _generation(turn, wanted))
+    units = tuple([(node, wanted.get(node, ())) for node, _ in turn.policy.nodes])
+    level = stamp, addressees(turn), units, lead.settings, digests(turn)
+    if lead.intent is not None and level == _level(lead.intent):
+        return
     intent = Intent(
-        stamp=Stamp(lead.epoch, _generation(turn, wanted)),
-        seq=lead.seq,
+        stamp=stamp,
+        seq=lead.seq + 1,
         coordinator=turn.state.instance,
         node=turn.state.node,
         addressees=addressees(turn),
-        wanted=tuple((node, wanted.get(node, ())) for node, _ in policy.nodes),
+        wanted=units,
         settings=lead.settings,
-        shared_digest=policy.shared_digest,
+        shared_digest=turn.policy.shared_digest,
         node_digests=digests(turn),
         phase=lead.phase,
         grace_s=grace_s,
     )
-    if lead.intent is not None and _same_level(intent, lead.intent):
-        return
-    _publish_new(turn, intent)
+    _publish(turn, intent)
+
+
+_level = attrgetter("stamp", "addressees", "wanted", "settings", "node_digests")
+"""The phase and the grace only inform: they ride along with the next change of level."""
 
 
 def _generation(turn: Turn, wanted: Wanted) -> int:
@@ -51,24 +58,12 @@ def _generation(turn: Turn, wanted: Wanted) -> int:
     return turn.state.seen.generation
 
 
-def _same_level(new: Intent, old: Intent) -> bool:
-    """The phase and the grace only inform: they ride along with the next change of level."""
-    return (new.stamp, new.addressees, new.wanted, new.settings, new.node_digests) == (
-        old.stamp,
-        old.addressees,
-        old.wanted,
-        old.settings,
-        old.node_digests,
-    )
-
-
-def _publish_new(turn: Turn, intent: Intent) -> None:
-    intent = replace(intent, seq=turn.lead.seq + 1)
+def _publish(turn: Turn, intent: Intent) -> None:
     turn.set_lead(seq=intent.seq, intent=intent)
     turn.set_member(intent=intent, refused=None)
     turn.order(PublishIntent(intent=intent))
-    published = replace(turn.state.published, intent_at_s=turn.now, intent_seq=intent.seq)
-    turn.set_state(published=published)
+    said = {"intent_at_s": turn.now, "intent_seq": intent.seq}
+    turn.set_state(published=evolve(turn.state.published, said))
 
 
 def demand_nothing(turn: Turn, grace_s: float) -> None:
@@ -99,13 +94,15 @@ def resend(turn: Turn) -> None:
     Who refuses is told at the pace of its own word: the reason may go away.
     """
     published, intent = turn.state.published, turn.lead.intent
+    if intent is None:
+        return
     open_ = [peer for peer in turn.state.peers if not has_applied(turn, peer)]
-    if intent is None or not open_:
+    if not open_:
         return
     refused = all(peer.status is not None and peer.status.refused is not None for peer in open_)
     every_s = turn.policy.status_every_s if refused else turn.policy.resend_s
     if turn.state.broker and turn.due(published.intent_at_s + every_s):
-        turn.set_state(published=replace(published, intent_at_s=turn.now))
+        turn.set_state(published=evolve(published, {"intent_at_s": turn.now}))
         turn.order(PublishIntent(intent=intent))
         turn.wake(turn.now + every_s)
 

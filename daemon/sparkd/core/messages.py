@@ -2,6 +2,8 @@
 
 Retained messages inform and never order; what orders names the instance of every addressee. Outcomes are
 levels: a status repeats what was applied and reached, so a lost message is only a late one.
+
+What is said all the time has no slots: `evolve` makes it.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class GuardSeen:
         return "enforcing" if self.enforcing else "only observing" if self.alive else "not there"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemberStatus:
     """One node's retained status.
 
@@ -220,7 +222,7 @@ class IncidentNotice:
     needs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Telemetry:
     """Once a second: what the peer keeps as a black box and the status page shows. Never decides.
 

@@ -26,7 +26,8 @@ PROBE_PEER_EVERY_S = 2.0
 
 def publish(turn: Turn) -> None:
     """Order whatever is to be said now."""
-    _incidents(turn)
+    if turn.records:
+        _incidents(turn)
     _report(turn)
     _status(turn)
     _telemetry(turn)
@@ -62,41 +63,45 @@ def status_of(state: State, shared_digest: str, node_digest: str, version: str) 
     """Return this node's status as a level."""
     member = state.member
     intent, memory = member.intent, member.memory
-    return MemberStatus(
-        node=state.node,
-        instance=state.instance,
-        seen=state.seen,
-        heard=_heard(state),
-        intent_seq=intent.seq if intent else 0,
-        intent_coordinator=intent.coordinator if intent else "",
-        refused=member.refused,
-        units=tuple(
+    said = {
+        "node": state.node,
+        "instance": state.instance,
+        "seen": state.seen,
+        "heard": _heard(state),
+        "intent_seq": intent.seq if intent else 0,
+        "intent_coordinator": intent.coordinator if intent else "",
+        "refused": member.refused,
+        "units": tuple(
             [
                 UnitStatus(u.unit, u.generation, u.state, u.code, u.signal, u.ordered, u.reason, u.by_hand)
                 for u in member.units
             ]
         ),
-        swept=member.swept,
-        emptied_generation=member.emptied_generation,
-        fenced_generation=member.fenced_generation,
-        unreleased_generation=member.unreleased_generation,
-        drained_generation=member.drained_generation,
-        report_seq=member.outbox.last_seq,
-        shared_digest=shared_digest,
-        node_digest=node_digest,
-        ready=member.ready,
-        not_ready=member.not_ready,
-        leaving=member.leaving,
-        unclean_generation=member.unclean_generation,
-        leaking=member.leaking,
-        available_bytes=memory.available_bytes if memory else None,
-        total_bytes=memory.total_bytes if memory else None,
-        baseline_bytes=member.baseline_bytes,
-        lowest_bytes=member.lowest_bytes,
-        pressure_percent=memory.pressure_percent if memory else None,
-        guard=member.guard,
-        version=version,
-    )
+        "swept": member.swept,
+        "emptied_generation": member.emptied_generation,
+        "fenced_generation": member.fenced_generation,
+        "unreleased_generation": member.unreleased_generation,
+        "drained_generation": member.drained_generation,
+        "report_seq": member.outbox.last_seq,
+        "shared_digest": shared_digest,
+        "node_digest": node_digest,
+        "ready": member.ready,
+        "not_ready": member.not_ready,
+        "leaving": member.leaving,
+        "unclean_generation": member.unclean_generation,
+        "leaking": member.leaking,
+        "available_bytes": memory.available_bytes if memory else None,
+        "total_bytes": memory.total_bytes if memory else None,
+        "baseline_bytes": member.baseline_bytes,
+        "lowest_bytes": member.lowest_bytes,
+        "pressure_percent": memory.pressure_percent if memory else None,
+        "guard": member.guard,
+        "version": version,
+    }
+    return evolve(_SILENT_STATUS, said)
+
+
+_SILENT_STATUS = MemberStatus(node="", instance="")
 
 
 def _heard(state: State) -> tuple[tuple[str, str], ...]:
@@ -160,19 +165,23 @@ def _telemetry(turn: Turn) -> None:
 def _telemetry_of(turn: Turn) -> Telemetry:
     memory, lead, guard = turn.member.memory, turn.state.coordinator, turn.member.guard
     progress = lead.watch.progress if lead else None
-    return Telemetry(
-        node=turn.state.node,
-        instance=turn.state.instance,
-        phase=_phase(turn),
-        generation=_generation(turn),
-        available_bytes=memory.available_bytes if memory else None,
-        total_bytes=memory.total_bytes if memory else None,
-        pressure_percent=memory.pressure_percent if memory else None,
-        done=progress.done if progress else None,
-        total=progress.total if progress else None,
-        floor_bytes=guard.floor_bytes if guard else None,
-        guarded=guard is not None and guard.enforcing,
-    )
+    said = {
+        "node": turn.state.node,
+        "instance": turn.state.instance,
+        "phase": _phase(turn),
+        "generation": _generation(turn),
+        "available_bytes": memory.available_bytes if memory else None,
+        "total_bytes": memory.total_bytes if memory else None,
+        "pressure_percent": memory.pressure_percent if memory else None,
+        "done": progress.done if progress else None,
+        "total": progress.total if progress else None,
+        "floor_bytes": guard.floor_bytes if guard else None,
+        "guarded": guard is not None and guard.enforcing,
+    }
+    return evolve(_SILENT_TELEMETRY, said)
+
+
+_SILENT_TELEMETRY = Telemetry(node="", instance="", phase=Phase.IDLE, generation=0)
 
 
 LEASE_EVERY_S = 10.0
@@ -190,7 +199,8 @@ def _lease(turn: Turn) -> None:
 
 
 def _phase(turn: Turn) -> Phase:
-    return turn.lead.phase if turn.state.coordinator is not None else _heads_phase(turn)
+    lead = turn.state.coordinator
+    return lead.phase if lead is not None else _heads_phase(turn)
 
 
 def _generation(turn: Turn) -> int:
@@ -210,13 +220,11 @@ def _heads_phase(turn: Turn) -> Phase:
 
 def _probe_peer(turn: Turn, peer: Peer) -> None:
     """The second path: ask a peer that the broker does not bring, and fetch evidence that is missing."""
-    silent = turn.due(max(peer.mqtt_at_s, turn.state.broker_since_s) + turn.policy.peer_silence_s)
-    gap = turn.state.coordinator is not None and _lacks_evidence(peer)
-    if (
-        peer.probing
-        or not (silent or gap or peer.will)
-        or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S)
-    ):
+    state = turn.state
+    silent = turn.due(max(peer.mqtt_at_s, state.broker_since_s) + turn.policy.peer_silence_s)
+    gap = state.coordinator is not None and _lacks_evidence(peer)
+    asks = silent or gap or peer.will
+    if not asks or peer.probing or not turn.due(peer.probed_at_s + PROBE_PEER_EVERY_S):
         return
     turn.set_peer(peer, news=False, probing=True, probed_at_s=turn.now)
     turn.order(ProbePeer(node=peer.node, reports_from=peer.received_seq + 1 if gap else None))
