@@ -117,4 +117,4 @@ def worker_state(policy: Policy | None = None, **member: Any) -> State:
 def turn_of(state: State, now: float = NOW, policy: Policy | None = None, **changes: Any) -> Turn:
     """Return a step in the making over *state*; `changes` are those of the node's policy."""
     base = policy or make_policy(state.node)
-    return Turn(state=state, now=now, policy=replace(base, **changes), wakes=[float("inf")] * 3)
+    return Turn(state=state, now=now, policy=replace(base, **changes), wakes=[float("inf")] * 4)

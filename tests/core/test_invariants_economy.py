@@ -15,7 +15,7 @@ from sparkd.core.invariants import LEAD_FACTS, LEAD_RULES, MEMBER_FACTS, MEMBER_
 from sparkd.core.messages import UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.records import InvariantBroken, Kept, KeptChanged
-from sparkd.core.state import AT_ONCE, Coordinator, Failure, Incident, Member, State, Unit
+from sparkd.core.state import AT_ONCE, Coordinator, Failure, Incident, Member, State, Unit, Watch
 from sparkd.core.step import step
 from sparkd.core.turn import Turn
 from sparkd.signals.causes import UNKNOWN
@@ -33,7 +33,7 @@ class Spied:
 
     def __getattr__(self, name: str) -> Any:
         value, path = getattr(self.part, name), f"{self.path}{name}"
-        if isinstance(value, Member | Coordinator):
+        if isinstance(value, Member | Coordinator | Watch):
             return Spied(value, f"{path}.", self.read)
         if path == "seen":
             return Spied(value, "seen.", self.read)

@@ -12,7 +12,7 @@ from sparkd.core.commands import CheckModel, DrainSources, EndDaemon, StartUnit,
 from sparkd.core.events import MembershipObserved
 from sparkd.core.messages import Telemetry, UnitState
 from sparkd.core.records import MemberRan, MemberRested, MemoryNotBack, UnitChanged
-from sparkd.core.state import Unit
+from sparkd.core.state import Member, Unit
 from sparkd.signals.model import MemorySample
 from sparkd.words import ENGINE, GIB, Phase, Settings, Stamp
 
@@ -450,3 +450,18 @@ def test_what_an_earlier_daemon_left_is_looked_for_before_this_one_ends() -> Non
 
     assert (waits.commands, waits.state.ending_since_s) == ([], None)
     assert over.commands == [EndDaemon()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "touched"),
+    [
+        ({"member": Member()}, True),
+        ({"leaving_since_s": NOW}, True),
+        ({"ending_since_s": NOW}, True),
+        ({"broker": True, "peers": (), "seen": Stamp(9, 9)}, False),
+    ],
+)
+def test_a_settled_member_is_touched_by_what_it_looks_at(changes, touched) -> None:
+    settled = worker_state()
+
+    assert m.is_touched(settled, replace(settled, **changes)) is touched

@@ -329,15 +329,15 @@ def test_what_is_not_due_wakes_its_own_concern_at_the_earliest() -> None:
 
     assert turn.due(NOW)
     assert turn.due(NOW - 1)
-    assert turn.wakes == [float("inf")] * 3
+    assert turn.wakes == [float("inf")] * 4
     assert not turn.due(NOW + 5)
     assert not turn.due(NOW + 2)
     assert not turn.due(NOW + 9)
     turn.wake_for(Concern.PROBE, NOW + 3)
     turn.wake(NOW + 1)
-    assert turn.wakes == [float("inf"), NOW + 3, NOW + 1]
+    assert turn.wakes == [float("inf"), float("inf"), NOW + 3, NOW + 1]
     turn.begin(Concern.PROBE)
-    assert (turn.wakes, turn.concern) == ([float("inf"), float("inf"), NOW + 1], Concern.PROBE)
+    assert (turn.wakes, turn.concern) == ([float("inf")] * 3 + [NOW + 1], Concern.PROBE)
 
 
 def test_what_is_set_is_news_unless_it_only_confirms() -> None:
@@ -371,18 +371,19 @@ def test_a_dropped_message_is_noted_with_its_sender() -> None:
 
 
 def test_the_next_deadline_is_the_earliest_of_all_concerns() -> None:
-    assert next_deadline(replace(head_state(), wakes=(5.0, 3.0, 4.0))) == 3.0
-    assert next_deadline(replace(head_state(), wakes=(float("inf"),) * 3)) is None
+    assert next_deadline(replace(head_state(), wakes=(5.0, 3.0, 4.0, 6.0))) == 3.0
+    assert next_deadline(replace(head_state(), wakes=(float("inf"),) * 4)) is None
 
 
 @pytest.mark.parametrize(
     ("wakes", "orders"),
     [
-        ((NOW, NOW + 9, NOW + 9), {"CheckModel", "LeaseFloor", "PublishStatus", "PublishTelemetry"}),
-        ((NOW + 9, NOW, NOW + 9), set()),
-        ((NOW + 9, NOW + 9, NOW), {"LeaseFloor", "PublishStatus", "PublishTelemetry"}),
-        ((NOW + 9, NOW + 9, NOW + 9), set()),
-        ((NOW + 0.001, NOW + 0.001, NOW + 0.001), set()),
+        ((NOW, NOW + 9, NOW + 9, NOW + 9), {"LeaseFloor", "PublishStatus", "PublishTelemetry"}),
+        ((NOW + 9, NOW, NOW + 9, NOW + 9), {"CheckModel", "LeaseFloor", "PublishStatus", "PublishTelemetry"}),
+        ((NOW + 9, NOW + 9, NOW, NOW + 9), set()),
+        ((NOW + 9, NOW + 9, NOW + 9, NOW), {"LeaseFloor", "PublishStatus", "PublishTelemetry"}),
+        ((NOW + 9,) * 4, set()),
+        ((NOW + 0.001,) * 4, set()),
     ],
 )
 def test_without_news_only_what_is_due_is_looked_at(wakes, orders) -> None:
@@ -394,11 +395,11 @@ def test_without_news_only_what_is_due_is_looked_at(wakes, orders) -> None:
 
 
 def test_a_broken_rule_is_said() -> None:
-    broken = replace(head_state(launched_at_s=None), wakes=(float("-inf"),) * 3)
+    broken = replace(head_state(launched_at_s=None), wakes=(float("-inf"),) * 4)
     loses = replace(broken, broker=False)
 
     made = step(loses, (), NOW, POLICY)
-    quiet = step(replace(broken, wakes=(NOW + 9,) * 3), (), NOW, POLICY)
+    quiet = step(replace(broken, wakes=(NOW + 9,) * 4), (), NOW, POLICY)
 
     assert "serving was launched" in [r.rule for r in made.records if hasattr(r, "rule")]
     assert quiet.records == ()

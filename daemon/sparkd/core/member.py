@@ -21,7 +21,7 @@ from sparkd.core.commands import (
 from sparkd.core.leak import leaks
 from sparkd.core.messages import Intent, UnitState
 from sparkd.core.records import MemberRan, MemberRested, UnitChanged
-from sparkd.core.state import Unit
+from sparkd.core.state import State, Unit
 from sparkd.core.turn import Turn
 from sparkd.words import ENGINE, Phase, UnitName
 
@@ -41,6 +41,15 @@ def decide(turn: Turn) -> None:
     _note_memory_back(turn)
     _check_model(turn)
     _leave(turn)
+
+
+def is_touched(settled: State, state: State) -> bool:
+    """Return whether anything that `decide` looks at is another than in *settled*, where it had settled."""
+    return (
+        state.member is not settled.member
+        or state.leaving_since_s != settled.leaving_since_s
+        or state.ending_since_s != settled.ending_since_s
+    )
 
 
 OBSERVES = "its sparkd only observes (recovery.observe_only)"

@@ -24,7 +24,7 @@ CAUSES_MAX = 32
 FAILED_MAX = 32
 NEVER_S = float("inf")
 NEVER_BEFORE_S = float("-inf")
-AT_ONCE = (float("-inf"),) * 3
+AT_ONCE = (float("-inf"),) * 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from sparkd.core.records import InvariantBroken, Record
 from sparkd.core.state import AT_ONCE, NEVER_S, State
 from sparkd.core.turn import Concern, Turn
 
-_DECIDE, _PROBE, _SAY = Concern
+_DECIDE, _MEMBER, _PROBE, _SAY = Concern
 
 
 class Step(NamedTuple):
@@ -40,23 +40,30 @@ def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> S
     turn = Turn(state=state, now=now, policy=policy, before=before, wakes=list(state.wakes))
     for event in events:
         fold(turn, event)
-    if turn.news or turn.wakes[_DECIDE] <= now:
+    if turn.news or min(turn.wakes) <= now:
+        _follow(turn)
+    wakes = tuple(turn.wakes)
+    if wakes != state.wakes:
+        turn.set_state(news=False, wakes=wakes)
+    return Step(turn.state, tuple(turn.commands), tuple(turn.records))
+
+
+def _follow(turn: Turn) -> None:
+    """Do what follows from the news, or what is due."""
+    now, wakes = turn.now, turn.wakes
+    if turn.news or wakes[_DECIDE] <= now or wakes[_MEMBER] <= now:
         _decide(turn)
-    if turn.news or turn.wakes[_PROBE] <= now:
+    if turn.news or wakes[_PROBE] <= now:
         turn.begin(_PROBE)
         watch.probe(turn)
-    if turn.news or turn.wakes[_SAY] <= now:
+    if turn.news or wakes[_SAY] <= now:
         turn.begin(_SAY)
         publish.publish(turn)
     if turn.news:
         if turn.state.coordinator is not None:
             keeping.keep(turn)
-        for rule in check(turn.state, policy, before):
+        for rule in check(turn.state, turn.policy, turn.before):
             turn.note(InvariantBroken(rule=rule))
-    wakes = tuple(turn.wakes)
-    if wakes != state.wakes:
-        turn.set_state(news=False, wakes=wakes)
-    return Step(turn.state, tuple(turn.commands), tuple(turn.records))
 
 
 def next_deadline(state: State) -> float | None:
@@ -72,20 +79,25 @@ ROUNDS_MAX = 6
 def _decide(turn: Turn) -> None:
     """Let coordinator and member answer each other until neither has anything to add.
 
-    Nothing that can be decided now waits for another event.
+    Nothing that can be decided now waits for another event. A member that has settled is left in peace until
+    something that it looks at is touched, or its deadline comes.
     """
-    turn.begin(_DECIDE)
     leads = turn.state.coordinator is not None
+    settled = turn.before if turn.wakes[_MEMBER] > turn.now else None
+    turn.begin(_DECIDE)
     for _ in range(ROUNDS_MAX):
         if leads:
             coordinator.decide(turn)
         coordinated = turn.state
-        member.decide(turn)
+        if settled is None or member.is_touched(settled, coordinated):
+            turn.begin(_MEMBER)
+            member.decide(turn)
+            turn.concern, settled = _DECIDE, coordinated
         orphan.end_deserted(turn)
         if turn.state is coordinated:
             break
     else:
-        turn.wake(turn.now)
+        turn.wake_for(_MEMBER, turn.now)
     if leads:
         fence.resend(turn)
     told.tell(turn)

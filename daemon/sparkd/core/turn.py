@@ -26,8 +26,9 @@ class Concern(IntEnum):
     """The parts of a step, each with a deadline of its own."""
 
     DECIDE = 0
-    PROBE = 1
-    SAY = 2
+    MEMBER = 1
+    PROBE = 2
+    SAY = 3
 
 
 @dataclass(slots=True)
@@ -45,9 +46,10 @@ class Draft:
     @property
     def lead(self) -> Coordinator:
         """The coordinator's part; only asked where there is one."""
-        if self.state.coordinator is None:
+        lead = self.state.coordinator
+        if lead is None:
             raise LookupError("this node does not coordinate")
-        return self.state.coordinator
+        return lead
 
     def _put(self, changes: dict[str, Any], news: bool) -> None:
         if news:
@@ -119,7 +121,9 @@ class Turn(Draft):
         """Return whether *at_s* has come; where it has not, be stepped again then."""
         if self.now >= at_s:
             return True
-        self.wakes[self.concern] = min(self.wakes[self.concern], at_s)
+        wakes, concern = self.wakes, self.concern
+        if at_s < wakes[concern]:  # noqa: PLR1730 - asked so often that the call of min counts
+            wakes[concern] = at_s
         return False
 
     def see(self, stamp: Stamp) -> None:

@@ -34,7 +34,7 @@ def worker_stops_on_silence() -> list[Patch]:
             for unit in member.alive(turn):
                 member.end_unit(turn, unit, turn.policy.stop_grace_s)
 
-    return [(member, "decide", decide)]
+    return [(member, "decide", decide), (member, "is_touched", lambda settled, state: True)]
 
 
 def whoever_answers_nothing_is_gone() -> list[Patch]:
