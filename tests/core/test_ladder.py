@@ -75,8 +75,8 @@ def test_a_node_that_held_much_before_the_launch_is_projected_to_need_more() -> 
 
     settings, _ = step(SEED_KILL, full)
 
-    # 8 + 4.5 held before, 0.9 x 119.7, 2.9 beyond and 5.5 % of the cache: 125.8 of 116.1 GiB.
-    assert settings.kv_cache_bytes / GIB == pytest.approx(49.12 - 9.72, abs=0.05)
+    # 8 + 4.5 held before, 0.9 x 119.7, 2.9 beyond: 123.1 of 116.1 GiB; 5.5 % of the 42.1 GiB left.
+    assert settings.kv_cache_bytes / GIB == pytest.approx(49.12 - 9.33, abs=0.05)
 
 
 # -- the amount ----------------------------------------------------------------------------------
@@ -149,7 +149,8 @@ def test_graphs_for_which_nothing_was_left_free_come_on_top_of_the_share() -> No
         for counts in (True, False)
     )
 
-    assert counted.kv_cache_bytes - not_counted.kv_cache_bytes == 4 * GIB
+    # and of the smaller cache less is added to be sure
+    assert (counted.kv_cache_bytes - not_counted.kv_cache_bytes) / GIB == pytest.approx(4 * 0.945)
 
 
 def test_a_cache_of_fixed_size_that_cannot_fit_is_lowered_before_it_is_allocated() -> None:
@@ -334,8 +335,8 @@ SMALL = {"needed_bytes": 12 * GIB, "available_bytes": 4.5 * GIB, "estimated_toke
 def test_the_engines_own_estimate_of_the_longest_context_is_used_with_the_noise_of_a_start() -> None:
     settings, _ = step(diagnosed("kv_cache_too_small", Phase.ALLOCATING_KV_CACHE, **SMALL), known())
 
-    assert settings == replace(Settings(), max_model_len=44672)
-    assert settings.max_model_len > 49152 * (4.5 - 0.4) / 4.5 - 128
+    assert settings == replace(Settings(), max_model_len=44160)
+    assert settings.max_model_len > 49152 * 0.9 - 128
 
 
 def test_where_smaller_steps_make_the_room_the_context_stays() -> None:
@@ -344,7 +345,7 @@ def test_where_smaller_steps_make_the_room_the_context_stays() -> None:
 
     settings, _ = step(diagnosed("kv_cache_too_small", Phase.ALLOCATING_KV_CACHE, **near), known(wide))
 
-    assert settings == replace(wide, max_num_batched_tokens=16384)
+    assert settings == replace(wide, max_num_batched_tokens=8192)
 
 
 def test_a_negative_cache_is_made_room_for_by_all_that_helps() -> None:

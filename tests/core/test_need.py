@@ -127,6 +127,25 @@ def test_what_a_rung_surely_frees(before, after, sure) -> None:
     assert spikes.sure_bytes(before, after) == sure
 
 
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        ({}, 1.0),
+        ({"graphs_bytes": int(1.4 * GIB)}, 1.0),
+        ({"graphs_bytes": int(2.8 * GIB)}, 2.0),
+        ({"graphs_bytes": int(2.8 * GIB), "captured_bytes": int(0.7 * GIB)}, 0.5),
+        ({"graphs_bytes": int(2.8 * GIB), "captured_bytes": 0}, 0.0),
+    ],
+)
+def test_larger_graphs_free_more_where_the_engine_said_how_large_they_are(said, share) -> None:
+    knows = known(sizes=Sizes(**said))
+    piecewise = Settings(cudagraph=CudaGraph.PIECEWISE)
+
+    assert knows.graphs_share == pytest.approx(share)
+    assert spikes.sure_bytes(Settings(), piecewise, share) == int(share * int(0.3 * GIB))
+    assert known(replace(PLAIN, cudagraph=CudaGraph.NONE), sizes=Sizes(**said)).graphs_share == 1.0
+
+
 # -- the reading and the limit -------------------------------------------------------------------
 
 
@@ -168,15 +187,19 @@ LATE, LATE_DEVICE = int(2.2 * GIB), int(0.4 * GIB)
 GRAPHS = int(1.4 * GIB)
 BEYOND = LATE + GRAPHS // 2
 """What comes beyond vLLM's share on one memory, where the engine has said nothing of its graphs."""
-SURE_20 = int(0.055 * 20 * GIB)
-"""What is added to be sure of a cache of 20 GiB."""
+
+
+def sure(left: int) -> int:
+    """Return what is added to be sure where so much of the cache is left."""
+    return int(0.055 * max(0, left))
 
 
 def test_a_reading_with_what_still_comes_above_the_aim_is_freed() -> None:
     found = need(failed(used_bytes=97 * GIB), known(kv_cache_bytes=20 * GIB))
 
     assert (found.total_bytes, found.aim_bytes, found.read_bytes) == (TOTAL, AIM, 97 * GIB)
-    assert (found.rest_bytes, found.free_bytes) == (REST, 97 * GIB + REST + SURE_20 - AIM)
+    over = 97 * GIB + REST - AIM
+    assert (found.rest_bytes, found.free_bytes) == (REST, over + sure(20 * GIB - over))
     assert (found.phase, found.ceiling_share) == (Phase.SERVING, 0.9)
     assert (found.projected_bytes, found.share_bytes, found.step_share) == (None, None, None)
 
@@ -198,7 +221,8 @@ def test_typical_amounts_grow_with_every_time_that_the_ladders_own_settings_were
 def test_what_is_added_to_be_sure_grows_with_them() -> None:
     found = need(failed(used_bytes=97 * GIB), known(repeats=1, kv_cache_bytes=20 * GIB))
 
-    assert found.free_bytes == 97 * GIB + 2 * REST + 2 * SURE_20 - AIM
+    over = 97 * GIB + 2 * REST - AIM
+    assert found.free_bytes == over + 2 * sure(20 * GIB - over)
 
 
 @pytest.mark.parametrize(
@@ -256,15 +280,14 @@ PROJECTED = 10 * GIB + int(0.9 * TOTAL) + BEYOND
 
 
 @pytest.mark.parametrize("quantities", [{}, {"used_bytes": GIB}])
-@pytest.mark.parametrize(("cache", "certain"), [(20 * GIB, SURE_20), (None, 0)])
+@pytest.mark.parametrize("cache", [20 * GIB, GIB, None])
 @pytest.mark.parametrize("phase", [Phase.PROFILING, Phase.CAPTURING_GRAPHS, Phase.SERVING])
-def test_a_share_that_is_too_large_by_projection_is_freed_whatever_was_read(
-    phase, cache, certain, quantities
-) -> None:
+def test_a_share_that_is_too_large_by_projection_is_freed_whatever_was_read(phase, cache, quantities) -> None:
     found = need(failed(phase=phase, **quantities), known(kv_cache_bytes=cache, **BEFORE))
 
+    over = PROJECTED - AIM
     assert found.projected_bytes == PROJECTED
-    assert found.free_bytes == PROJECTED + certain - AIM
+    assert found.free_bytes == over + sure((cache or 0) - over)
 
 
 def test_a_peak_is_at_least_what_was_read_and_a_little_more() -> None:
@@ -363,7 +386,8 @@ def test_with_a_cache_of_fixed_size_the_sum_of_what_is_known_is_to_be_expected(
 
     peak = 10 * GIB + 66 * GIB + 20 * GIB + int(2.2 * GIB) + LATE + STEP_2048 + graphs
     assert found.projected_bytes == peak
-    assert found.free_bytes == peak + SURE_20 - AIM
+    over = peak - AIM
+    assert found.free_bytes == over + sure(20 * GIB - max(0, over))
 
 
 def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_make_it_larger() -> None:
@@ -373,8 +397,8 @@ def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_m
     found = need(failed(phase=Phase.CAPTURING_GRAPHS, total_bytes=TOTAL), knows, DISCRETE)
 
     peak = GIB // 2 + 96 * GIB + 2 * (int(2.2 * GIB) + LATE_DEVICE) + STEP_2048 + GRAPHS
-    certain = 2 * int(0.055 * 30 * GIB)
-    assert (found.projected_bytes, found.free_bytes) == (peak, peak + certain - found.aim_bytes)
+    over = peak - found.aim_bytes
+    assert (found.projected_bytes, found.free_bytes) == (peak, over + 2 * sure(30 * GIB - over))
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,13 @@ class Known:
         """The KV cache, pinned or sized."""
         return self.settings.kv_cache_bytes or self.kv_cache_bytes
 
+    @property
+    def graphs_share(self) -> float:
+        """The CUDA graphs that the engine captured or foresaw, as a multiple of the typical ones."""
+        said = self.sizes.captured_bytes if self.sizes.captured_bytes is not None else self.sizes.graphs_bytes
+        typical = spikes.GRAPHS_BYTES[self.settings.cudagraph]
+        return said / typical if said is not None and typical else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -203,8 +210,12 @@ def _to_free(diagnosis: Diagnosis, known: Known, sizes: _Sizes, rest: int, polic
         found.append(sizes.read + (rest if projected is None else min(rest, spikes.LEAST_REST_BYTES)))
     if not found:
         return 0 if diagnosis.cause in REFUSALS else rest
-    certain = 0 if diagnosis.cause in REFUSALS else spikes.certainty_bytes(known.cache_bytes, rest)
-    return max(0, max(found) + certain * (1 + known.repeats) - sizes.aim)
+    over = max(found) - sizes.aim
+    if diagnosis.cause in REFUSALS:
+        return max(0, over)
+    # Of the cache that will be left: one that was asked for and never fitted says nothing.
+    left = max(0, (known.cache_bytes or 0) - max(0, over))
+    return max(0, over + spikes.certainty_bytes(left, rest) * (1 + known.repeats))
 
 
 def _held_before(diagnosis: Diagnosis, known: Known, pool: int, policy: Policy) -> int | None:

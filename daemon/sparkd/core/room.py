@@ -24,6 +24,12 @@ REQUEST_BYTES = 4 * GIB
 """A request of full length whose KV cache nobody knows: 32768 tokens of 128 KiB (Llama 3 8B: keys
 and values of 32 layers, 8 heads of 128, 2 bytes)."""
 
+NOISE_MAX_BYTES = int(0.9 * GIB)
+"""The whole range of what was free over fresh boots (`NOISE_BYTES`): so far one start is from another."""
+
+NOISE_SHARE = 0.1
+"""That much of the cache may go for certainty beyond `NOISE_BYTES`."""
+
 REFUSALS_MAX = 3
 """So many times within one incident no KV cache was large enough: no setting makes the room."""
 
@@ -47,20 +53,46 @@ def fit_free_memory(settings: Settings, need: Need, diagnosis: Diagnosis, floors
 
 
 def foresee(draft: Draft, need: Need, floors: Floors) -> Draft:
-    """Where the weights are known, see the next refusal coming: too small a KV cache."""
-    one, tokens = need.known.request_kv_bytes or REQUEST_BYTES, need.known.request_tokens
+    """Where the weights are known, see the next refusal coming: too small a KV cache.
+
+    A cache that is foreseen below the floor is refused however short the context: then smaller steps and
+    fewer graphs go to their ends, and where that is not enough the cache is pinned at the floor: that it will
+    not fit is a guess, the refusal is not.
+    """
     pinned = draft.settings.kv_cache_bytes
     if pinned is not None:
         return _fit_pinned(draft, pinned, need, floors)
     if need.weights_bytes is None or not need.total_bytes:
         return draft
+    one = need.known.request_kv_bytes or REQUEST_BYTES
     for rung in _GENTLE:
         if _foreseen_kv(draft.settings, need) < one:
             draft = draft.try_(rung, need, floors)
-    if not need.known.request_kv_bytes or not tokens:
+    if not need.known.request_kv_bytes or not need.known.request_tokens:
         return draft
+    draft = _above_the_floor(draft, need, floors)
+    if draft.settings.kv_cache_bytes is not None:
+        return _fit_pinned(draft, draft.settings.kv_cache_bytes, need, floors)
     share = _foreseen_kv(draft.settings, need) / one
-    return draft if share >= 1 else draft.take(rungs.fit_context(draft.settings, tokens * share, floors))
+    if share >= 1:
+        return draft
+    return draft.take(rungs.fit_context(draft.settings, need.known.request_tokens * share, floors))
+
+
+def _above_the_floor(draft: Draft, need: Need, floors: Floors) -> Draft:
+    """Do what it takes that the smallest cache that serves within the floors is there."""
+    one, tokens = need.known.request_kv_bytes or REQUEST_BYTES, need.known.request_tokens or 1
+    shortest = one * min(tokens, floors.max_model_len) // tokens
+    smallest = max(floors.kv_cache_bytes, int(1.05 * shortest) + PINNED_NOISE_BYTES)
+    least = min(smallest, one)
+    for rung in (rungs.lower_batched_tokens, rungs.lower_graphs):
+        before = None
+        while draft is not before and _foreseen_kv(draft.settings, need) < least:
+            before, draft = draft, draft.try_(rung, need, floors)
+    if _foreseen_kv(draft.settings, need) >= least:
+        return draft
+    typical = _foreseen_kv(draft.settings, need, care=1.0, noise=0)
+    return draft.take(rungs.pin_at(draft.settings, max(smallest, typical)))
 
 
 def _fit_pinned(draft: Draft, pinned: int, need: Need, floors: Floors) -> Draft:
@@ -72,11 +104,17 @@ def _fit_pinned(draft: Draft, pinned: int, need: Need, floors: Floors) -> Draft:
     return draft.take(rungs.fit_context(draft.settings, tokens * share / 1.02, floors))
 
 
-def _foreseen_kv(settings: Settings, need: Need) -> int:
+def _foreseen_kv(settings: Settings, need: Need, care: float = CARE, noise: int = 2 * NOISE_BYTES) -> int:
     """Return the KV cache that vLLM will make of its share, on the careful side."""
     share = int(settings.gpu_memory_utilization * need.total_bytes)
-    beside = BESIDE_WEIGHTS_BYTES + int(CARE * transient_bytes(settings)) + 2 * NOISE_BYTES
+    step = int(care * transient_bytes(settings)) + rungs.step_beyond(settings, need)
+    beside = BESIDE_WEIGHTS_BYTES + step + noise
     return share - (need.weights_bytes or 0) - beside
+
+
+def _noise(cache_bytes: float) -> int:
+    """Return how much smaller the cache may be next time: of a large one certainty costs little."""
+    return int(max(NOISE_BYTES, min(NOISE_MAX_BYTES, NOISE_SHARE * cache_bytes)))
 
 
 PINNED_NOISE_BYTES = 1 << 26
@@ -129,7 +167,7 @@ def _token_bytes(diagnosis: Diagnosis, need: Need) -> float:
 def _room_within(settings: Settings, room: _Room, need: Need, floors: Floors) -> Draft | None:
     """Return what makes the room, with what is still missing; None where nothing helps."""
     pinned = settings.kv_cache_bytes is not None
-    noise = PINNED_NOISE_BYTES if pinned else NOISE_BYTES * (1 + need.known.repeats)
+    noise = PINNED_NOISE_BYTES if pinned else _noise(room.available) * (1 + need.known.repeats)
     left = room.available - room.taken
     start = Draft(settings, int(room.wanted - left) + noise).take(rungs.fit_share(settings, need, floors))
     if settings.kv_cache_bytes is not None and room.taken > 0:

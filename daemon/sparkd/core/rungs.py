@@ -61,7 +61,9 @@ class Draft:
     def try_(self, rung: Rung, need: Need, floors: Floors) -> Draft:
         """Return the draft after *rung*, with what that surely frees."""
         step = rung(self.settings, need, floors)
-        return self if step is None else self.take(step, sure_bytes(self.settings, step[0]))
+        if step is None:
+            return self
+        return self.take(step, sure_bytes(self.settings, step[0], need.known.graphs_share))
 
     @property
     def step(self) -> Step:
@@ -103,6 +105,14 @@ def pin_kv(settings: Settings, need: Need) -> Settings:
     return replace(settings, kv_cache_bytes=_at_most_asked(known, need))
 
 
+def pin_at(settings: Settings, kv_cache_bytes: int) -> Step:
+    """Fix the KV cache where vLLM's share, by what is known, would leave none."""
+    if kv_cache_bytes <= 0:
+        return None
+    text = f"KV cache fixed at {gib(kv_cache_bytes)}: vLLM's share would leave none"
+    return replace(settings, kv_cache_bytes=kv_cache_bytes), text
+
+
 def _at_most_asked(kv_cache_bytes: int, need: Need) -> int:
     """A cache that vLLM sized by its share may be larger than the one that the operator pinned."""
     ceiling = need.ceiling_kv_bytes
@@ -138,16 +148,20 @@ def fit_pin(settings: Settings, need: Need, floors: Floors) -> Step:
     if settings.kv_cache_bytes is None or need.projected_bytes is None:
         return None
     before = need.known.settings
-    steps = transient_bytes(settings) - transient_bytes(before)
-    if need.phase in STEP_PHASES and need.step_bytes is not None:
-        tokens = (settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS) / (
-            before.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-        )
-        left = int(need.step_bytes * (STEP_FIXED + (1 - STEP_FIXED) * tokens))
-        steps += max(0, left - step_bytes(settings))
+    steps = transient_bytes(settings) - transient_bytes(before) + step_beyond(settings, need)
     over = need.projected_bytes + steps - need.aim_bytes
     over += certainty_bytes(settings.kv_cache_bytes, need.rest_bytes)
     return lower_kv(settings, replace(need, free_bytes=over), floors) if over > 0 else None
+
+
+def step_beyond(settings: Settings, need: Need) -> int:
+    """Return what a step takes above the typical one, where its peak was what failed; else 0."""
+    if need.phase not in STEP_PHASES or need.step_bytes is None:
+        return 0
+    before = need.known.settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    tokens = (settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS) / before
+    left = int(need.step_bytes * (STEP_FIXED + (1 - STEP_FIXED) * tokens))
+    return max(0, left - step_bytes(settings))
 
 
 def unpin(settings: Settings, need: Need, _floors: Floors) -> Step:

@@ -104,9 +104,12 @@ def rest_bytes(phase: Phase | None, settings: Settings, *, unified: bool) -> int
     return int(fixed * GIB + of_step * min(step_bytes(settings), STEP_BYTES_MAX))
 
 
-def sure_bytes(before: Settings, after: Settings) -> int:
-    """Return what going from *before* to *after* surely frees of steps and graphs."""
+def sure_bytes(before: Settings, after: Settings, graphs: float = 1.0) -> int:
+    """Return what going from *before* to *after* surely frees of steps and graphs.
+
+    *graphs*: how large this model's are by what the engine said, as a multiple of the typical ones.
+    """
     if before.cudagraph is not after.cudagraph:
-        return SURE_GRAPHS_BYTES[after.cudagraph]
+        return int(graphs * SURE_GRAPHS_BYTES[after.cudagraph])
     tokens = before.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
     return (tokens - (after.max_num_batched_tokens or tokens)) * SURE_BYTES_PER_TOKEN
