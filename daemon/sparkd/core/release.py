@@ -1,9 +1,10 @@
 """Memory of a dead generation that comes back: measured, never assumed after a pause.
 
-It is back when what is available is what it was before the start, but for a tolerance. The driver may give it
-back later than the processes end, and slowly: while it still rises nobody goes on at the deadline. Where it
-has stopped and not all of it is there, or nobody knows, that is an answer of its own, and said; the launch
-after it is judged by what there is (`core.fitting`), and a fall with every start is a leak (`core.leak`).
+It is back when what is available is what it was before the start, but for a tolerance. It is enough where it
+has stopped rising and holds all that the plan's numbers ask for. The driver may give it back later than the
+processes end, and slowly: while it still rises nobody goes on at the deadline. Where it has stopped and not
+all of it is there, or nobody knows, that is an answer of its own, and said; the launch after it is judged by
+what there is (`core.fitting`), and a fall with every start is a leak (`core.leak`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from sparkd.core.records import MemoryNotBack
 from sparkd.core.turn import Turn
 from sparkd.signals.model import MemorySample
+from sparkd.sizing.model import Node
+from sparkd.sizing.verdict import Outcome, judge
 
 RISE_BYTES = 1 << 27
 """A smaller rise is the system's own coming and going."""
@@ -21,8 +24,8 @@ PATIENCE = 4
 
 
 def is_over(turn: Turn, emptied_at_s: float) -> bool:
-    """Return whether the wait is over: all is back, or what is missing has stopped coming."""
-    if _is_back(turn):
+    """Return whether the wait is over: all is back, or enough, or what is missing has stopped coming."""
+    if _is_back(turn) or _is_enough(turn, emptied_at_s):
         return True
     if not turn.due(patient_until_s(turn, emptied_at_s)):
         return False
@@ -51,6 +54,22 @@ def _is_back(turn: Turn) -> bool:
     if before is None or sample is None:
         return False
     return sample.available_bytes >= before - turn.policy.memory_tolerance_bytes
+
+
+def _is_enough(turn: Turn, emptied_at_s: float) -> bool:
+    """Whether no more comes, and the numbers find room for these settings; what is unknown is waited for."""
+    member, sample = turn.member, _sample_since(turn)
+    if member.intent is None or member.model is None or sample is None or not turn.policy.unified_memory:
+        return False
+    flat_s = max(emptied_at_s, member.rose_at_s) + FLAT_S
+    if not turn.due(flat_s) or sample.at_s < flat_s:
+        return False
+    guarded = member.guard is not None and member.guard.enforcing
+    floor = turn.policy.guard_floor_bytes if guarded else None
+    node = Node(sample.total_bytes, sample.available_bytes, guard_floor_bytes=floor)
+    learned = turn.state.coordinator.learned if turn.state.coordinator else None  # of the head's own node
+    asked = member.model.request(node, member.intent.settings, turn.policy.floors, learned)
+    return judge(asked, member.model.weights).outcome is Outcome.FITS
 
 
 def _available_before(turn: Turn) -> int | None:
