@@ -248,7 +248,7 @@ def test_memory_that_others_hold_is_waited_for_within_the_budget() -> None:
         STOP,
         Settings(),
         "3 relaunches found no more memory",
-        needs="end what holds the memory of spark-b (only 1.0 GiB were free), then sparkctl start",
+        needs="end what holds the memory of spark-b (only 1.0 GiB were free)",
     )
     assert after(3, None).needs.startswith("end what holds the memory of the node (")
 

@@ -114,6 +114,11 @@ def test_memory_that_others_hold_may_come_back_so_a_refusal_is_tried_again() -> 
     turn, admitted = asked(SMALL, free=int(60 * GIB), policy={"unfit_plan": UnfitPlan.REFUSE})
     assert not admitted
     assert turn.lead.retry_at_s == NOW + turn.policy.escalated_retry_s
+    assert "sparkctl start" not in turn.lead.needs, "it goes on by itself"
+    turn, _ = asked(
+        SMALL, free=int(60 * GIB), policy={"unfit_plan": UnfitPlan.REFUSE, "escalated_retry_s": 0.0}
+    )
+    assert turn.lead.needs.endswith("; then: sparkctl start")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.meminfo import MemInfo
 from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.cli.layout import safe
+from sparkd.cli.plan_learned import learned_of
 from sparkd.cli.plan_text import document, plan_text
 from sparkd.config.asked import Asked, layout_of, read_asked, sizing_options
 from sparkd.config.forms import parse_bytes
@@ -24,7 +25,7 @@ from sparkd.config.model import DELIMITER
 from sparkd.config.refusal import ConfigError
 from sparkd.config.served import PREFIX
 from sparkd.sizing.advice import plan_for
-from sparkd.sizing.model import Node, Request
+from sparkd.sizing.model import Learned, Node, Request
 from sparkd.sizing.verdict import Outcome
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
@@ -46,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         asked = read_asked(_config(options), _environment(options.set))
         folder = Path(options.model or asked.engine.model)
-        request = _request(asked, folder, _node(asked, options))
+        learned, said = learned_of(options)
+        request = _request(asked, folder, _node(asked, options), learned)
     except ConfigError as error:
         lines = error.lines
     except (PlanError, ModelHeadersError) as error:
@@ -54,9 +56,10 @@ def run(options: argparse.Namespace) -> int:
     else:
         advice = plan_for(request)
         if options.json:
-            print(json.dumps(document(folder, request, advice), ensure_ascii=False, indent=2))
+            told = document(folder, request, advice) | {"learned": said or None}
+            print(json.dumps(told, ensure_ascii=False, indent=2))
         else:
-            print(safe(plan_text(folder, request, advice)))
+            print(safe("\n".join([plan_text(folder, request, advice), *([f"note: {said}"] if said else [])])))
         return STATUS[advice.asked.outcome]
     for line in lines:
         print(f"sparkctl: {safe(line)}", file=sys.stderr)
@@ -117,7 +120,7 @@ def _bytes(options: argparse.Namespace, name: str) -> int | None:
     return value
 
 
-def _request(asked: Asked, folder: Path, node: Node) -> Request:
+def _request(asked: Asked, folder: Path, node: Node, learned: Learned | None) -> Request:
     return Request(
         checkpoint=read_checkpoint(folder),
         node=node,
@@ -125,4 +128,5 @@ def _request(asked: Asked, folder: Path, node: Node) -> Request:
         layout=layout_of(asked.engine),
         options=sizing_options(asked.engine, unified_memory=asked.unified_memory),
         floors=asked.floors,
+        learned=learned,
     )

@@ -166,7 +166,7 @@ def _refuse(turn: Turn, found: Unfit) -> None:
     _note(turn, found, "refused", found.advice)
     incident.open_incident(turn, why, turn.state.seen.generation)
     incident.name_cause(turn, found.failure.cause)
-    incident.escalate(turn, why, f"{found.advice}; then: sparkctl start", may_pass=found.held)
+    incident.escalate(turn, why, found.advice, may_pass=found.held)
 
 
 def _note(turn: Turn, found: Unfit, action: str, why: str) -> None:

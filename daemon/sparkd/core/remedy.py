@@ -184,7 +184,7 @@ def _wait_for_others(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: i
         text = f"only {free} were free, less than any allowed share: something else holds the memory"
         return _relaunch(facts, policy, facts.settings, f"{text}; tried again unchanged")
     where = diagnosis.node or "the node"
-    needs = f"end what holds the memory of {where} (only {free} were free), then sparkctl start"
+    needs = f"end what holds the memory of {where} (only {free} were free)"
     why = _used_up(used, "found no more memory", "recovery.transient_budget")
     return Remedy(Action.ESCALATE, facts.settings, why, needs=needs)
 

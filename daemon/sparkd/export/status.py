@@ -15,6 +15,7 @@ from sparkd.core.messages import GuardSeen, UnitState
 from sparkd.core.policy import Policy
 from sparkd.core.state import Incident, Peer, State
 from sparkd.export import facts
+from sparkd.sizing.model import Learned
 from sparkd.words import Phase, Role
 
 VERSION = 1
@@ -74,6 +75,7 @@ def status_view(state: State, policy: Policy, now: float, about: About = NOTHING
         "guard_enforcing": facts.guards_enforce(state, policy, now),
         "settings": _settings(state, policy, about),
         "held": _held(state),
+        "learned_peaks": None if coordinator is None else _learned_peaks(coordinator.learned),
         "progress": _progress(state, policy, now),
         "memory_not_back": [{"node": node, "generation": last} for node, last in memory_not_back(state)],
         "waiting": None if coordinator is None else list(coordinator.waiting),
@@ -198,6 +200,14 @@ def _held(state: State) -> dict[str, Any]:
         "kv_cache_bytes": said.kv_cache_bytes,
         "graphs_bytes": said.sizes.captured_bytes,
     }
+
+
+def _learned_peaks(learned: Learned | None) -> dict[str, Any] | None:
+    """What measured starts teach the next estimate: measured less estimated, bytes, of this node."""
+    if learned is None:
+        return None
+    by_phase = {phase.value: delta for phase, delta in learned.by_phase}
+    return {"kv_cache_bytes": learned.kv_cache_bytes, "by_phase": by_phase}
 
 
 def _progress(state: State, policy: Policy, now: float) -> dict[str, Any] | None:
