@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_the_cause_does_not_depend_on_dull_logs_and_names(tmp_path, other, cause
     for number in range(dull):
         (tmp_path / f"c{number:02}.log").write_text(DULL)
     assert diagnosed(tmp_path) == cause
+
+
+RAY_KILL = (
+    "(raylet) node_manager.cc:3199: Killing worker with task (actor ID: 5fa1) with pid 2214 due to memory "
+    "pressure: Memory on the node (IP: 10.0.0.2, ID: aa10) was 113.66GB / 119.57GB (0.950580)\n"
+)
+DIED = "ERROR 11-30 04:11:00 [x.py:1] RayWorkerProc rank=[1] died unexpectedly, shutting down executor.\n"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("names", [("a.log", "z.log"), ("z.log", "a.log")])
+def test_of_logs_without_times_the_order_of_causes_decides(tmp_path, names, timed) -> None:
+    """A log without times says neither that it came before the others nor that they lived through it."""
+    serve = SERVED + DIED
+    serve = serve if timed else re.sub(r"11-30 04:\d\d:00 ", "", serve)
+    (tmp_path / names[0]).write_text(serve)
+    (tmp_path / names[1]).write_text(RAY_KILL)
+    assert diagnosed(tmp_path) == "ray_oom_kill"
 
 
 def test_more_logs_than_files_may_be_open_are_read(tmp_path) -> None:

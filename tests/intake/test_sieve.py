@@ -120,6 +120,15 @@ def test_the_fast_way_finds_what_the_slow_one_finds(some: list[str], filler: int
     assert fast_noise == slow_noise
 
 
+def test_a_line_without_a_stamp_has_the_time_of_the_line_before_it_in_whatever_block_that_was() -> None:
+    """The last line of a block may be the only one that tells the time, and matter for nothing else."""
+    died = b"RayWorkerProc rank=[1] died unexpectedly, shutting down executor.\n"
+    first = b"(Worker_TP0 pid=9) INFO 11-30 01:58:34 [g.py:1] Available KV cache memory: 3.10 GiB\n"
+    data = first + died + b"(APIServer pid=7) INFO 11-30 01:58:30 [a.py:1] ordinary\n" + died
+    fast, slow = assess(data, SIEVE, 97)[0], assess(data, EveryLine())[0]
+    assert [w.verdict for w in fast.weighed] == [w.verdict for w in slow.weighed] == ["support", "root"]
+
+
 PHASE_LINES = "".join(f"a {word}3.1 b\n" for word in PHASE_WORDS).encode()
 
 

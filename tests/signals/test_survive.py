@@ -65,11 +65,10 @@ def test_what_still_answers_on_a_node_that_shuts_itself_down_acquits_nothing(tex
     assert cause((0.0, "log", RATE), (1.0, "kernel", text), *works) == "host_overheated"
 
 
-def test_what_ended_an_earlier_start_stays() -> None:
-    again = [(2.0, "log", CONFIG), (9.0, "log", READY)]
-    assert (
-        cause((0.0, "log", CONFIG), (0.5, "log", READY), (1.0, "log", PASSED[5]), *again) == "broken_install"
-    )
+def test_what_ended_an_earlier_start_stays_until_a_later_one_has_served() -> None:
+    failed = [(0.0, "log", CONFIG), (0.5, "log", READY), (1.0, "log", PASSED[5])]
+    assert cause(*failed, (2.0, "log", CONFIG)) == "broken_install"
+    assert cause(*failed, (2.0, "log", CONFIG), (9.0, "log", READY)) == "none"
 
 
 def test_the_tail_of_a_stop_is_a_stop() -> None:
@@ -156,7 +155,7 @@ KV = "Available KV cache memory: {0} GiB"
 )
 def test_the_numbers_of_a_failed_run_are_its_own(first: str, second: str, expected: float | None) -> None:
     loading = "Starting to load model /srv/models/m..."
-    texts = [CONFIG, KV.format(first) if first else loading, OOM, CONFIG, KV.format(second), READY]
+    texts = [CONFIG, KV.format(first) if first else loading, OOM, CONFIG, KV.format(second)]
     records = [Record("log", "a", text, at_s=20.0 * at) for at, text in enumerate(texts)]
     found = assess(records, CATALOGUE, read_line=read_line).diagnosis
     size = found.quantity("kv_cache_bytes")

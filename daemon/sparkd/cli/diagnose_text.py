@@ -24,7 +24,7 @@ def diagnosis_text(found: Assessment, *, explain: bool, unread: Sequence[Unread]
     """Return Why, Proof and what to do, as for an incident; and what of the logs it is without."""
     diagnosis = found.diagnosis
     healthy = _ignored_text(found, complete=not unread)
-    lines = [healthy] if diagnosis.cause == NONE else _cause_lines(diagnosis)
+    lines = [healthy, *_earlier(diagnosis)] if diagnosis.cause == NONE else _cause_lines(diagnosis)
     if unread:
         lines += ["", *_unread_lines(unread)]
     if explain:
@@ -68,6 +68,12 @@ def _ignored_text(found: Assessment, *, complete: bool) -> str:
     lines = "line" if found.noise_count == 1 else "lines"
     listed = "sparkctl diagnose --explain lists them"
     return f"{healthy}; {found.noise_count} known-harmless error {lines} ignored ({listed})"
+
+
+def _earlier(diagnosis: Diagnosis) -> list[str]:
+    """Return that an earlier start failed: the last one is well."""
+    _, mark, failed = diagnosis.explanation.partition("; ")
+    return [failed] if mark else []
 
 
 def _unread_lines(unread: Sequence[Unread]) -> list[str]:

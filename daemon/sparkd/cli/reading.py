@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from sparkd.intake.clock import clock_of
 from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
 from sparkd.intake.heads import is_cut, is_log, is_mostly_log
 from sparkd.intake.heads import lines_of as head_lines
@@ -65,6 +67,11 @@ class _Text:
     def is_whole(self) -> bool:
         """Whether nothing comes after the head."""
         return len(self.head) < HEAD_BYTES
+
+    @property
+    def timed(self) -> bool:
+        """Whether its lines have times."""
+        return clock_of(self.lines).first_s is not None
 
     @property
     def reads_as_log(self) -> bool:
@@ -200,9 +207,20 @@ def _places(texts: Sequence[_Text]) -> Places:
     return places_of((text.origin, "\n".join(text.lines).encode()) for text in texts)
 
 
-def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterable[_Heard]:
-    """Return the records of all *logs* in the order of their times."""
+def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterator[_Heard]:
+    """Yield the records of all *logs* in the order of their times.
+
+    What has no times stands at the end of all that has, at one time: it is as late as what it may explain or
+    follow, and no order says which, so the precedence of causes decides.
+    """
     allow(len(logs))
     piece_bytes = min(CHUNK_BYTES, max(HEAD_BYTES, TOGETHER_BYTES // len(logs)))
-    streams = [text.records(log.file.chunks(piece_bytes)) for log, text in logs]
-    return heapq.merge(*streams, key=lambda heard: heard[0].at_s)
+    streams: dict[bool, list[Iterator[_Heard]]] = {True: [], False: []}
+    for log, text in logs:
+        streams[text.timed].append(text.records(log.file.chunks(piece_bytes)))
+    last_s = 0.0
+    for heard in heapq.merge(*streams[True], key=lambda heard: heard[0].at_s):
+        last_s = max(last_s, heard[0].at_s)
+        yield heard
+    for record, doubted in itertools.chain(*streams[False]):
+        yield replace(record, at_s=record.at_s or last_s), doubted

@@ -17,6 +17,7 @@ from sparkd.intake.lines import HEAD_BYTES, Blocks, text_of
 from sparkd.intake.records import Reader
 from sparkd.intake.sieve import Finder, Sifter
 from sparkd.signals import prefix, wrapping
+from sparkd.signals.follow import BEGINS
 from sparkd.signals.model import Record
 
 READERS_MAX = 64
@@ -94,7 +95,12 @@ class WholeLog:
             self._read_to = position + len(raw) + 1
             if line.time is not None and parts.printed is None:
                 parts = parts._replace(printed=line.time)
-            yield from self._reader(line.machine, line.unit).line(parts, self._at_s)
+            reader = self._reader(line.machine, line.unit)
+            if BEGINS in parts.body:
+                yield from reader.flush()  # another start: what the one before was saying has its end
+            yield from reader.line(parts, self._at_s)
+        # The next block may begin with a line that has no stamp, however little of this one mattered.
+        self._at_s = self._before(block, len(block)) or self._at_s
 
     def _waiting(self) -> bool:
         return any(reader.waiting for reader in self._readers.values())

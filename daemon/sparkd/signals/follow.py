@@ -40,6 +40,8 @@ ReadLine = Callable[[str], Fact | None]
 _ORDER = tuple(Phase)
 # Frames tell for so many records; later ones belong to something else.
 _FRAMES_LAST = 400
+# What a start says of itself once, before it can fail of much: said again, another start began.
+BEGINS = "non-default args: {"
 _IDLE = "Running: 0 reqs"
 _SERVED = (
     '"POST /v1/',
@@ -58,14 +60,24 @@ def is_later(phase: Phase | None, before: Phase | None) -> bool:
 
 @dataclass(slots=True)
 class _Track:
-    """One source's way: its phase before the first trouble, whether trouble was seen, and its last frames."""
+    """One source's way: its phase before the first trouble, whether trouble was seen, and its last frames.
+
+    *begun* tells whether a start said what it begins with, *again* whether another one came after it.
+    """
 
     phase: Phase | None = None
     before: Phase | None = None
+    begun: bool = False
+    again: bool = False
     troubled: bool = False
     first: Phase | None = None
     frames: Phase | None = None
     frames_at: int = 0
+
+    def works(self) -> None:
+        """Note that it is at work: trouble that an earlier start had is over."""
+        if self.again:
+            self.again, self.troubled, self.before = False, False, None
 
     @property
     def speaks(self) -> bool:
@@ -113,6 +125,7 @@ class Follower:
         elif any(word in text for word in _SERVED):
             if '" 200 ' in text:
                 self.progress_at = self.worked_at = self.served_at = self.count
+                self._track(record).works()
             self._move(record, Phase.SERVING)
 
     def trouble(self, record: Record) -> None:
@@ -175,6 +188,7 @@ class Follower:
             self.progress_at = self.count
             if fact.port_ready or fact.rate_tok_s or _IDLE in record.text:
                 self.worked_at = self.count
+                self._track(record).works()
             if fact.port_ready:
                 self.served_at = self.count
             elif fact.rate_tok_s:
@@ -185,8 +199,13 @@ class Follower:
 
     def _move(self, record: Record, phase: Phase) -> None:
         track = self._track(record)
-        if phase is Phase.RESOLVING_CONFIG and track.phase not in {None, phase} and not record.address:
-            self.starts += 1
+        if phase is Phase.RESOLVING_CONFIG and not record.address:
+            begins = BEGINS in record.text
+            again = track.phase not in {None, phase} or (begins and track.begun)
+            if again:
+                self.starts += 1
+                track.again, track.frames = True, None
+            track.begun = track.begun or begins
         if track.phase is Phase.SERVING and (phase is not Phase.RESOLVING_CONFIG or record.address):
             return
         late = record.address is not None and track.phase is not None

@@ -22,6 +22,7 @@ from sparkd.signals import (
     peers,
     precedence,
     quantities,
+    runs,
     sentence,
     spread,
     survive,
@@ -65,8 +66,12 @@ def judge(evidence: Evidence) -> Diagnosis:
 def weigh(evidence: Evidence) -> tuple[Diagnosis, tuple[Weighed, ...]]:
     """Return the diagnosis, and of every signal why it won or lost; last what is over."""
     exits = tuple(end for end in evidence.exits if not end.ordered)
+    given = evidence
     evidence, over = settled(evidence)
     diagnosis, weighed = _weigh(evidence, exits)
+    earlier = [s for s, why in over.items() if why == runs.WHY]
+    if earlier and diagnosis.cause in runs.NO_FAILURE:
+        diagnosis = runs.told(diagnosis, judge(runs.earlier(earlier, given)))
     return diagnosis, (*weighed, *(Weighed(s, "set aside", why) for s, why in over.items()))
 
 

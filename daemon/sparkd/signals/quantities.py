@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparkd.signals.model import Evidence, Quantity, Signal
-from sparkd.signals.precedence import WAITED_TWICE
+from sparkd.signals.precedence import NEAR_S, WAITED_TWICE
 
 
 def lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
@@ -26,8 +26,9 @@ def lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
 
 def kv_cache_of(root: Signal, evidence: Evidence) -> int | None:
     """Return the size of the KV cache in the run that *root* is of: what other runs had is not its."""
-    if not (evidence.starts and evidence.kv_cache_told):
-        return evidence.kv_cache_bytes
+    if not evidence.starts:
+        before = [size for at_s, size in evidence.kv_cache_told if at_s <= root.at_s + NEAR_S]
+        return before[-1] if before else evidence.kv_cache_bytes
     began_s = max((at_s for at_s in evidence.starts if at_s <= root.at_s), default=float("-inf"))
     again_s = min((at_s for at_s in evidence.starts if at_s > root.at_s), default=float("inf"))
     said = [size for at_s, size in evidence.kv_cache_told if began_s <= at_s < again_s]

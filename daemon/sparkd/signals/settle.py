@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sparkd.signals import boots, memory, spread
+from sparkd.signals import boots, memory, runs, spread
 from sparkd.signals.model import Evidence, Proof, Signal
 from sparkd.signals.precedence import (
     BURST,
@@ -39,6 +39,7 @@ def settled(evidence: Evidence) -> tuple[Evidence, dict[Signal, str]]:
     evidence = replace(evidence, signals=told)
     over: dict[Signal, str] = {}
     for found, why in (
+        (runs.before_the_last(evidence), runs.WHY),
         (_mended(told), "what it tells of came back"),
         (boots.ordered(evidence), boots.WHY),
         (_asked_before(told, evidence.starts), "about an earlier start"),
@@ -46,7 +47,7 @@ def settled(evidence: Evidence) -> tuple[Evidence, dict[Signal, str]]:
         (_old_errors(evidence), "the engine went on after it, or it was not the last"),
         (_ended_waits(evidence), "the engine worked on after it, or it was one long step"),
     ):
-        over |= dict.fromkeys(found, why)
+        over = {**dict.fromkeys(found, why), **over}
     left = [s for s in told if s not in over]
     return replace(evidence, signals=_meaning(left, evidence)), over
 
