@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.intake.heads import is_cut, is_log, lines_of
+from sparkd.intake.heads import is_cut, is_log, is_talk, lines_of
 from sparkd.signals.catalogue import packaged_catalogue
 
 CATALOGUE = packaged_catalogue()
@@ -37,6 +37,20 @@ def test_every_recorded_log_is_one(path: Path) -> None:
     ],
 )
 def test_one_line_is_enough_to_be_a_log(text: str) -> None:
+    assert is_log(lines_of(text.encode()), CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'time=2026-11-30T04:00:00.000Z level=INFO source=routes.go:1238 msg="server config"',
+        '[GIN] 2026/11/30 - 04:00:03 | 200 |  2.1s | 127.0.0.1 | POST "/api/chat"',
+        "srv  update_slots: all slots are idle",
+        "llama_model_loader: loaded meta data with 33 key-value pairs",
+        "[11/30/2026-04:00:00] [TRT-LLM] [I] Loading checkpoint shards",
+    ],
+)
+def test_the_log_of_another_engine_is_one(text: str) -> None:
     assert is_log(lines_of(text.encode()), CATALOGUE)
 
 
@@ -76,3 +90,26 @@ def test_a_line_without_the_head_that_all_others_have_was_cut(rest: list[str], f
 @pytest.mark.parametrize("first", [HEADED[0], "Traceback (most recent call last):", '  File "x.py", line 1'])
 def test_a_line_that_begins_something_is_whole(first: str) -> None:
     assert not is_cut([first, *HEADED])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "User: why?\nAssistant: `CUDA out of memory. Tried to allocate 2.00 GiB` means so\nUser: thanks\n",
+        "**Human:** why?\n\n**Assistant:** torch.OutOfMemoryError: CUDA out of memory\n",
+        '{"role": "user", "content": "why"}\n{"role": "assistant", "content": "NCCL error: unhandled"}\n',
+        '{"role":"assistant","content":"RuntimeError: CUDA out of memory"}\n',
+        "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\nEngineCore failed to start.<|im_end|>\n",
+    ],
+)
+def test_a_talk_is_none_until_a_log_is_pasted_into_it(text: str) -> None:
+    assert is_talk(lines_of(text.encode()))
+    assert not is_talk(lines_of(f"{text}ERROR 11-30 01:58:01 [a.py:1] EngineCore failed to start.".encode()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["User: root\nCUDA out of memory\n", "model: loading\n", "AI: ready\nCUDA out of memory. Tried\n"],
+)
+def test_a_word_before_a_colon_is_no_talk(text: str) -> None:
+    assert not is_talk(lines_of(text.encode()))

@@ -132,6 +132,21 @@ def test_the_end_of_the_unit_that_speaks_is_the_engines_whatever_it_is_called() 
     )
 
 
+@pytest.mark.parametrize("unit", ["backend", "app", "job-pool"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_service_that_is_called_nothing_like_an_engine_is_another_program(end: str, unit: str) -> None:
+    """Where no engine speaks, too: a journal has a hundred services, and most of them fail some day."""
+    told = [f"Nov 30 04:15:0{at} spark-a systemd[1]: {end.format(unit)}" for at in range(3)]
+    assert DIAGNOSER.lines(told).diagnosis.cause == "none"
+    named = [line.replace(unit, "vllm-chat") for line in told]
+    assert DIAGNOSER.lines(named).diagnosis.cause != "none"
+
+
+@pytest.mark.parametrize("end", EXITS[:3])
+def test_a_container_alone_is_the_subject(end: str) -> None:
+    assert DIAGNOSER.lines(["api-1  | hello", end.format("api-1")]).diagnosis.cause != "none"
+
+
 CHATTER = [
     "kernel: cfg80211: failed to load regulatory.db",
     "kernel: ACPI BIOS Error (bug): Could not resolve symbol [\\_SB.PC00], AE_NOT_FOUND",

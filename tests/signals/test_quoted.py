@@ -63,3 +63,21 @@ def test_a_page_beside_logs_is_passed_over_whatever_it_quotes(name: str, error: 
     logs = [NamedLog(LogFile(tmp_path / "serve.log", "serve.log", named=False)), NamedLog(page)]
     assert DIAGNOSER.files(logs).diagnosis.cause == "none"
     assert DIAGNOSER.files(logs[1:]).diagnosis.cause != "none"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_what_a_talk_says_of_errors_has_not_happened(error: str) -> None:
+    talk = ["User: why does it end?", f"Assistant: with `{error}` it lacks something.", "User: thanks"]
+    assert DIAGNOSER.lines(talk).diagnosis.cause == "none"
+    pasted = [*talk, f"ERROR 11-30 04:00:00 [core.py:1000] {error}"]
+    assert DIAGNOSER.lines(pasted).diagnosis.cause != "none"
+
+
+def test_a_page_that_somebody_named_proves_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(f"# Trouble\n\nWhen it ends with\n\n```\n{ERRORS[3]}\n```\n\nlower it. Then go on.\n")
+    found = DIAGNOSER.files([NamedLog(LogFile(page, "README.md"))]).diagnosis
+    assert found.confidence < 0.9
+    log = tmp_path / "serve.log"
+    log.write_text(f"{ERRORS[3]}\n")
+    assert DIAGNOSER.files([NamedLog(LogFile(log, "serve.log"))]).diagnosis.confidence > 0.9

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from sparkd.intake.clock import clock_of
 from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
-from sparkd.intake.heads import is_cut, is_log, is_mostly_log
+from sparkd.intake.heads import is_cut, is_log, is_mostly_log, is_talk
 from sparkd.intake.heads import lines_of as head_lines
 from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.opening import allow
@@ -54,7 +54,10 @@ class NamedLog:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One text, of which the beginning was looked at; *cut* tells that its first line is the rest of one."""
+    """One text, of which the beginning was looked at.
+
+    *cut* tells that its first line is the rest of one, *talk* that it is a talk, of which nothing happened.
+    """
 
     origin: Origin
     head: bytes
@@ -62,6 +65,7 @@ class _Text:
     reader: WholeLog
     cut: bool
     is_log: bool
+    talk: bool
 
     @property
     def is_whole(self) -> bool:
@@ -83,14 +87,19 @@ class _Text:
 
         What stands in prose is quoted, of whatever; behind a long head of prose a log may follow.
         """
-        for record in self.reader.records(chunks):
+        for record in () if self.talk and self.is_whole else self.reader.records(chunks):
             quoted = not self.is_log and (self.is_whole or not (record.level or record.process))
             yield record, quoted or isinstance(record, Fragment)
 
     def short(self) -> Record | None:
         """Return all of a text that is short enough to have been pasted."""
         text = self.head.partition(b"\n")[2] if self.cut else self.head
-        if not self.is_whole or len(text) > pasted.CHARS_MAX or text.count(b"\n") > pasted.LINES_MAX:
+        if (
+            self.talk
+            or not self.is_whole
+            or len(text) > pasted.CHARS_MAX
+            or text.count(b"\n") > pasted.LINES_MAX
+        ):
             return None
         return Record(self.origin.source, self.origin.node or "", text.decode("utf-8", "replace"))
 
@@ -128,7 +137,16 @@ class Diagnoser:
         lines = head_lines(head)
         cut = is_cut(lines)
         reader = WholeLog(origin, self._sieve, cut=cut)
-        return _Text(origin, head, lines, reader, cut=cut, is_log=is_log(lines, self._catalogue))
+        talk = is_talk(lines)
+        return _Text(
+            origin,
+            head,
+            lines,
+            reader,
+            cut=cut,
+            is_log=not talk and is_log(lines, self._catalogue),
+            talk=talk,
+        )
 
     def _assess(self, texts: Sequence[_Text], records: Iterable[_Heard]) -> Assessment:
         """Return what *records* say, and one text that is short when it is read as a whole."""
@@ -191,7 +209,15 @@ def _without_pages(begun: Sequence[tuple[NamedLog, _Text]]) -> list[tuple[NamedL
         _is_called_a_page(log.file) and not (text.is_log and (is_mostly_log(text.lines) or not beside))
         for log, text in begun
     ]
-    return [pair for pair, quotes in zip(begun, quoting, strict=True) if pair[0].file.named or not quotes]
+    kept = [pair for pair, quotes in zip(begun, quoting, strict=True) if pair[0].file.named or not quotes]
+    return [(log, _as_called(log.file, text)) for log, text in kept]
+
+
+def _as_called(file: LogFile, text: _Text) -> _Text:
+    """Return a text that is called a page as prose, where not most of it is a log: it quotes."""
+    if text.is_log and _is_called_a_page(file) and not is_mostly_log(text.lines):
+        return replace(text, is_log=False)
+    return text
 
 
 def _is_called_a_page(file: LogFile) -> bool:

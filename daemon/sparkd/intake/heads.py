@@ -27,6 +27,19 @@ NEIGHBOURS_SHARE = 0.9
 # What a page puts around lines of a log.
 _FENCE = "```"
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)")
+# How other engines write (Go's logfmt, llama.cpp): their logs are read for what they share with ours.
+_OTHER_ENGINES = re.compile(
+    r"time=\S+ level=[A-Z]+ |\[GIN\] \d{4}/\d\d/\d\d - |(?:srv|slot) +\w+: |(?:llama|ggml)_\w+: "
+    r"|(?:\[[^\]]*\] )?\[(?:TRT-LLM|TensorRT-LLM)\]"
+)
+# A talk with a model, as a client prints or keeps it: who speaks.
+_ASKS = re.compile(
+    r"(?i)[\W_]*(?:user|human|you|me|prompt)[\W_]*:|<\|(?:im_start\|>)?user|.*\"role\": ?\"user\""
+)
+_ANSWERS = re.compile(
+    r"(?i)[\W_]*(?:assistant|ai|bot|model|chatgpt|claude|qwen)[\W_]*:|<\|(?:im_start\|>)?assistant"
+    r"|.*\"role\": ?\"assistant\""
+)
 _TRACEBACK = ('File "', "Traceback (most recent call last):")
 
 
@@ -49,6 +62,16 @@ def is_mostly_log(lines: Sequence[str]) -> bool:
     """Return whether at least half of the lines are by their form a log's: a page quotes fewer."""
     lines = [line for line in lines if not line.lstrip().startswith(_FENCE)]
     return _are(lines, KNOWN_SHARE, lambda line: is_headed(line) or _is_own(line))
+
+
+def is_talk(lines: Sequence[str]) -> bool:
+    """Return whether lines are a talk with a model, and no line of a log was pasted into it.
+
+    What is said in it of errors, by whomever, has not happened by that.
+    """
+    if not any(map(_ANSWERS.match, lines)) or any(map(is_headed, lines)):
+        return False
+    return any(map(_ASKS.match, lines)) or all('"role"' in line for line in lines)
 
 
 def is_cut(lines: Sequence[str]) -> bool:
@@ -75,7 +98,7 @@ def _is_own(line: str) -> bool:
     body = wrapping.unwrap(line).body
     if body.lstrip().startswith(_TRACEBACK) or read_phase(body) is not None:
         return True
-    return _RAISED.match(body) is not None
+    return _RAISED.match(body) is not None or _OTHER_ENGINES.match(body) is not None
 
 
 def _is_known(line: str, catalogue: Catalogue) -> bool:

@@ -6,8 +6,8 @@ What tells of the node (its memory, GPU, fabric), and programs that watch over u
 are always heard.
 
 A supervisor (systemd, compose, supervisord) tells of the ends of many: such a line is said for the unit that
-it is about, which is another program wherever it is not called as an engine is. What belongs to the system
-is another program even where no engine speaks.
+it is about, which is another program wherever it is not called as an engine is. A service, and what belongs
+to the system, is another program even where no engine speaks.
 """
 
 from __future__ import annotations
@@ -42,56 +42,48 @@ CAUSES = INSTALLED | {
 # What a supervisor says of a unit's end, beside these causes.
 REPORTS = frozenset({"oom_kill_reported", "container_oom_killed"})
 WHY = "said by another program"
-# Before the name of a unit that did not speak itself: somebody told of it.
+# Before the name of a unit that did not speak itself: somebody told of it. A container has two: a project has
+# few, and what they print may be cut; a system has a hundred services, and the engine's is called as one.
 _TOLD_OF = "~"
-# Who tells of others, and what an engine's own processes may be called: whole words of a unit's name, and
-# what words may begin with. What half of all programs are called (node, api, server, python) tells nothing.
-_WORDS = frozenset(
+# What words of a unit's or a container's name tell, whole ones and what words may begin with: it is the
+# engine's, after what it does or after its model; or it watches over units and tells of them. What half of
+# all programs are called (node, api, server) tells nothing; another engine beside this is another program.
+_ENGINES = frozenset(
     {
-        "conmon",
-        "cri",
-        "crio",
-        "dcgm",
-        "earlyoom",
         "engine",
         "gcs",
         "infer",
         "inference",
         "llm",
-        "nohang",
-        "nv",
-        "oomd",
-        "podman",
         "rank",
         "ray",
         "raylet",
         "serve",
-        "spark",
+        "serving",
         "worker",
         "workers",
     }
 )
-_STEMS = (
-    "audit",
-    "containerd",
-    "docker",
-    "enginecor",
-    "kernel",
-    "kubelet",
-    "nvidia",
-    "slurm",
-    "sparkd",
-    "systemd",
-    "vllm",
-)
-# What a unit or a container of an engine is called: after what it does, or after its model.
-_ENGINES = frozenset(
-    {"engine", "infer", "inference", "llm", "rank", "ray", "raylet", "serve", "serving", "worker", "workers"}
-)
 _ENGINE_STEMS = (
-    *("vllm", "sglang", "trtllm", "ollama", "llama", "docker", "containerd", "podman"),
-    *("qwen", "glm", "deepseek", "mistral", "mixtral", "gemma", "gpt", "nemotron", "minimax", "kimi"),
+    *("enginecor", "slurm", "sparkd", "vllm"),
+    *(
+        "deepseek",
+        "gemma",
+        "glm",
+        "gpt",
+        "kimi",
+        "llama",
+        "minimax",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "qwen",
+    ),
 )
+_WATCHERS = frozenset(
+    {"conmon", "cri", "crio", "dcgm", "earlyoom", "nohang", "nv", "oomd", "podman", "spark"}
+)
+_WATCHER_STEMS = ("audit", "containerd", "docker", "kernel", "kubelet", "nvidia", "systemd")
 # The system's own units, and what watches or fronts others: in no log are they the engine.
 _SYSTEM = re.compile(
     r"(?i:accounts-daemon|alertmanager|apache|apparmor|apt|audit|avahi|blackbox|bluetooth|caddy|chrony|colord"
@@ -140,7 +132,8 @@ def may_be_anybodys(signal: Signal) -> bool:
 
 def _is_another(log: str, unit: str, logs: set[str], *, beside: bool) -> bool:
     if unit.startswith(_TOLD_OF):
-        return beside or _SYSTEM.match(unit.removeprefix(_TOLD_OF)) is not None
+        named = unit.lstrip(_TOLD_OF)
+        return beside or unit == _TOLD_OF + named or _SYSTEM.match(named) is not None
     if unit != "kernel" and _SYSTEM.match(unit):
         return True
     return log in logs and not _is_heard(unit)
@@ -154,7 +147,12 @@ def attributed(signal: Signal, speakers: Sequence[str]) -> Signal:
     log = _split(signal.source)[0]
     if f"{log} {unit}" in speakers:
         return signal
-    return replace(signal, source=f"{log} {_TOLD_OF}{unit.replace('.', '-').replace(' ', '-')}")
+    marks = _TOLD_OF if _is_service(signal.quote) else 2 * _TOLD_OF
+    return replace(signal, source=f"{log} {marks}{unit.replace('.', '-').replace(' ', '-')}")
+
+
+def _is_service(text: str) -> bool:
+    return _SUBJECTS[0].search(text) is not None
 
 
 def subject_of(text: str) -> str | None:
@@ -165,10 +163,11 @@ def subject_of(text: str) -> str | None:
 
 def is_engine(unit: str) -> bool:
     """Return whether a unit, a container or a process is called as an engine's is."""
-    words = _APART.split(unit.lower())
-    return any(word in _ENGINES or word.startswith(_ENGINE_STEMS) for word in words) or unit.startswith(
-        "python"
-    )
+    return _has(unit, _ENGINES, _ENGINE_STEMS) or unit.startswith("python")
+
+
+def _has(unit: str, words: frozenset[str], stems: tuple[str, ...]) -> bool:
+    return any(word in words or word.startswith(stems) for word in _APART.split(unit.lower()))
 
 
 def without_chatter(whole: Record, speakers: Sequence[str]) -> Record:
@@ -188,7 +187,8 @@ def _is_chatter(line: str, speaking: set[str]) -> bool:
         return _PANICS.search(body) is None
     subject = subject_of(body)
     if subject is not None:
-        beside = bool(speaking) and subject not in speaking and not is_engine(subject)
+        others = subject not in speaking and not is_engine(subject)
+        beside = others and (bool(speaking) or _is_service(body))
         return beside or _SYSTEM.match(subject) is not None
     if unit == "systemd":
         return not is_engine(body)
@@ -213,5 +213,4 @@ def _split(source: str) -> tuple[str, str]:
 
 
 def _is_heard(unit: str) -> bool:
-    words = _APART.split(unit.lower())
-    return not unit or any(word in _WORDS or word.startswith(_STEMS) for word in words)
+    return not unit or _has(unit, _ENGINES, _ENGINE_STEMS) or _has(unit, _WATCHERS, _WATCHER_STEMS)
