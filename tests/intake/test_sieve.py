@@ -129,6 +129,15 @@ def test_a_line_without_a_stamp_has_the_time_of_the_line_before_it_in_whatever_b
     assert [w.verdict for w in fast.weighed] == [w.verdict for w in slow.weighed] == ["support", "root"]
 
 
+def test_where_frames_end_no_dull_line_decides() -> None:
+    frames = b'  File "/x.py", line 7, in profile_run\n', b'  File "/x.py", line 9, in capture_model\n'
+    dull = b"(APIServer pid=7) INFO 11-30 01:58:34 [b.py:2] nothing of note\n"
+    raised = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB.\n"
+    for lines in (frames, (frames[0], dull, frames[1]), (frames[0], raised, dull, frames[1])):
+        data = b"".join((*lines, raised))
+        assert assess(data, SIEVE)[0].diagnosis == assess(data, EveryLine())[0].diagnosis
+
+
 PHASE_LINES = "".join(f"a {word}3.1 b\n" for word in PHASE_WORDS).encode()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sparkd.signals.exceptions import raised_in
 from sparkd.signals.frames import inner, phase_of
 from sparkd.signals.model import Record
 from sparkd.words import Phase
@@ -42,6 +43,7 @@ _ORDER = tuple(Phase)
 _FRAMES_LAST = 400
 # What a start says of itself once, before it can fail of much: said again, another start began.
 BEGINS = "non-default args: {"
+_TRACEBACK = "Traceback (most recent call last):"
 _IDLE = "Running: 0 reqs"
 _SERVED = (
     '"POST /v1/',
@@ -73,6 +75,7 @@ class _Track:
     first: Phase | None = None
     frames: Phase | None = None
     frames_at: int = 0
+    in_frames: bool = False
 
     def works(self) -> None:
         """Note that it is at work: trouble that an earlier start had is over."""
@@ -117,6 +120,8 @@ class Follower:
         text = record.text
         if ", line " in text or " method " in text:
             self._frames(record)
+        else:
+            self._end_frames(record)
         if "\n" in text:
             return
         fact = self.read_line(text)
@@ -175,11 +180,21 @@ class Follower:
             return
         track = self._track(record)
         track.first = track.first or phase
-        if track.frames is None or self.count - track.frames_at > 1 or "\n" in record.text:
+        if track.frames is None or not track.in_frames or "\n" in record.text:
             track.frames = phase
         else:  # line by line: as in a whole traceback, what is nearer to the device tells more
             track.frames = inner(track.frames, phase)
         track.frames_at = self.count
+        track.in_frames = "\n" not in record.text
+
+    def _end_frames(self, record: Record) -> None:
+        """Note where frames that came line by line have their end: in an exception, or where others begin.
+
+        Never in a line that says nothing of either: such lines are hardly ever read.
+        """
+        track = self._tracks.get((record.node, record.source))
+        if track is not None and track.in_frames and (_TRACEBACK in record.text or raised_in(record.text)):
+            track.in_frames = False
 
     def _fact(self, record: Record, fact: Fact) -> None:
         if fact.kv_cache_bytes is not None and fact.kv_cache_bytes > 0:
