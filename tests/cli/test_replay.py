@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
 
@@ -135,6 +136,22 @@ def test_diagnose_of_an_incident_names_what_the_daemon_named(path: Path, capsys)
     assert [found[name] for name in ("cause", "phase", "node")] == [
         decided[name] for name in ("cause", "phase", "node")
     ]
+
+
+def test_an_incident_may_be_piped_in(capsys, monkeypatch) -> None:
+    def ask(given: bytes) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+        status = sparkctl.main(["diagnose", "--json"])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    whole = RECORDED[0].read_bytes()
+    status, out, _ = ask(whole)
+    assert (status, json.loads(out)["cause"]) == (1, json.loads(whole)["remedies"][-1]["diagnosis"]["cause"])
+    for other in (whole[: len(whole) // 2], b'{"incident": 1, "judged": []}'):
+        status, out, err = ask(other)
+        assert (status, out) == (2, "")
+        assert "begins as a recorded incident and is none" in err
 
 
 def test_the_evidence_that_was_kept_is_the_evidence_that_was_judged(file, capsys) -> None:

@@ -68,7 +68,7 @@ def _files(diagnoser: Diagnoser, options: argparse.Namespace) -> int:
     if not names and sys.stdin is not None and sys.stdin.isatty():
         raise UnusableError("name the logs: sparkctl diagnose FILE…, or - for standard input")
     unread: list[Unread] = []
-    found = _recorded(names) or _assessed(diagnoser, names or [STDIN], named, unread)
+    found = _recorded(names or [STDIN]) or _assessed(diagnoser, names or [STDIN], named, unread)
     if options.json:
         for trouble in unread:
             print(f"sparkctl: {safe(str(trouble))}", file=sys.stderr)

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sparkd.intake.files import UnusableError
+from sparkd.intake.files import NoLogError, UnusableError
+from sparkd.intake.opening import STDIN, begun, opened
 from sparkd.signals.assess import Assessment
 from sparkd.signals.judge import weigh
 from sparkd.signals.model import Evidence
@@ -16,10 +17,16 @@ from sparkd.signals.model import Evidence
 _BYTES_MAX = 64 << 20
 _BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"incident"\s*:')
 _HEAD_BYTES = 256
+_NONE = (
+    "standard input begins as a recorded incident and is none ({}): pipe in what "
+    "sparkctl --json incidents show N prints, or give a log as a file"
+)
 
 
 def incident_in(name: str) -> dict[str, Any] | None:
     """Return the incident that a file holds (`sparkctl --json incidents show N`), else None."""
+    if name == STDIN:
+        return _of_stdin()
     path = Path(name)
     try:
         if not path.is_file() or path.stat().st_size > _BYTES_MAX:
@@ -29,6 +36,28 @@ def incident_in(name: str) -> dict[str, Any] | None:
         document = json.loads(path.read_bytes()) if _BEGINS.match(head) else None
     except (OSError, ValueError, RecursionError):
         return None
+    return _incident(document)
+
+
+def _of_stdin() -> dict[str, Any] | None:
+    """Return the incident that is piped in; None where what is piped in does not begin as one.
+
+    Raises UnusableError where it does and is none: it has been read, and no log is left.
+    """
+    try:
+        if not _BEGINS.match(begun(STDIN)[:_HEAD_BYTES]):
+            return None
+        incident = _incident(json.loads(opened(STDIN).read(_BYTES_MAX)))
+    except NoLogError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnusableError(_NONE.format(error)) from error
+    if incident is None:
+        raise UnusableError(_NONE.format("nothing of it was judged"))
+    return incident
+
+
+def _incident(document: object) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and document.get("judged") else None
 
 

@@ -52,6 +52,15 @@ def unpacked(archive: Path, scratch: Path, tell: Tell) -> list[LogFile]:
     return found
 
 
+def spooled(stream: IO[bytes], path: Path) -> Path:
+    """Write what comes of *stream* to *path*, and return that: an archive's list may stand at its end."""
+    with path.open("wb") as target:
+        left = ARCHIVE_BYTES_MAX
+        while left > 0 and (piece := stream.read(min(left, 1 << 20))):
+            left -= target.write(piece)
+    return path
+
+
 def _why(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or "it ends too early"
 

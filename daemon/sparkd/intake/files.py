@@ -24,6 +24,7 @@ from sparkd.intake.opening import (
     NoLogError,
     Unread,
     UnusableError,
+    begun,
     is_stream,
     opened,
 )
@@ -158,7 +159,12 @@ def expand(name: str, scratch: Callable[[], Path], tell: Tell) -> list[LogFile]:
         raise UnusableError("an empty name: name a log, or - for standard input")
     if name == STDIN:
         is_stream(STDIN)
-        return [LogFile(Path(STDIN), STDIN_NAME, once=True)]
+        if not _begins_as_archive(begun(STDIN)):
+            return [LogFile(Path(STDIN), STDIN_NAME, once=True)]
+        from sparkd.intake.archives import spooled
+        from sparkd.intake.archives import unpacked as unpacked_archive
+
+        return unpacked_archive(spooled(opened(STDIN), scratch() / STDIN_NAME), scratch(), tell)
     path = Path(name)
     try:
         if path.is_dir():
@@ -179,9 +185,15 @@ def _is_archive(path: Path) -> bool:
     """Return whether a file begins as an archive does, whatever it is called."""
     try:
         with path.open("rb") as file:
-            begun = file.read(HEAD_BYTES)
-        return begun.startswith(_ZIP) or _is_tar(next(unpacked([begun]), b""))
-    except (OSError, DamagedError):
+            return _begins_as_archive(file.read(HEAD_BYTES))
+    except OSError:
+        return False  # told where it is read
+
+
+def _begins_as_archive(head: bytes) -> bool:
+    try:
+        return head.startswith(_ZIP) or _is_tar(next(unpacked([head]), b""))
+    except DamagedError:
         return False  # told where it is read
 
 

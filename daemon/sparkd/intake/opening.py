@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import resource
@@ -109,6 +110,17 @@ def opened(name: str) -> IO[bytes]:
     if number is not None:
         return os.fdopen(os.dup(number), "rb")
     return _fifo(name)
+
+
+def begun(name: str) -> bytes:
+    """Return what a stream begins with, as far as it has come, and leave it there. Raises as `opened`."""
+    stream = opened(name)
+    if isinstance(stream, io.BufferedReader):
+        return stream.peek()
+    place = stream.tell()
+    head = stream.read(io.DEFAULT_BUFFER_SIZE)
+    stream.seek(place)
+    return head
 
 
 def allow(count: int) -> None:
