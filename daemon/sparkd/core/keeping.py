@@ -49,7 +49,7 @@ OTHER_CONTEXT = (
 FACTS = (
     *("context", "proven", "spent", "silences", "forgiven", "unclean", "learned", "others"),
     *("epoch", "generation", "phase", "asked_target", "asked_pause", "climbed", "streak"),
-    *("needs", "retry_at_s", "awaits_reboot", "kept", "watch.said"),
+    *("needs", "retry_at_s", "awaits_reboot", "failed", "kept", "watch.said"),
 )
 """All of the coordinator that `keep` looks at."""
 _facts = attrgetter(*FACTS)
