@@ -31,7 +31,8 @@ def enforce(state: State, policy: Policy) -> bool:
 
 def in_force(state: State, policy: Policy) -> Policy:
     """Return the policy of a decision that is made now: with what is observed of the guards."""
-    return replace(policy, guard_enforcing=enforce(state, policy))
+    enforcing = enforce(state, policy)
+    return policy if policy.guard_enforcing is enforcing else replace(policy, guard_enforcing=enforcing)
 
 
 def asked(state: State, policy: Policy) -> Settings:

@@ -21,10 +21,15 @@ def check(state: State, policy: Policy, before: State | None = None) -> tuple[st
 
     Given *before*, a state that was checked, only the rules are looked at of which a fact has changed since.
     """
+    lead = state.coordinator
     broken = _broken(MEMBER_RULES, _member_facts, state, policy, before)
-    if state.coordinator is not None:
-        broken += _broken(LEAD_RULES, _lead_facts, state, policy, before)
-    return broken
+    if lead is None or (before is not None and _stands(lead, state, before)):
+        return broken
+    return broken + _broken(LEAD_RULES, _lead_facts, state, policy, before)
+
+
+def _stands(lead: Coordinator, state: State, before: State) -> bool:
+    return lead is before.coordinator and state.seen is before.seen and state.instance == before.instance
 
 
 def _broken(

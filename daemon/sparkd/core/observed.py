@@ -23,7 +23,7 @@ def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
     phase = event.phase if event.phase is not None else (known.phase if known else None)
     # Progress belongs to the phase that shows it: the shards of a load say nothing of a capture.
     shown = event if event.done is not None or event.phase is not None else known
-    progress = replace(shown, phase=phase) if shown is not None else None
+    progress = shown if shown is None or shown.phase is phase else replace(shown, phase=phase)
     changes = {
         "silences": _with_silence(turn, seen),
         "progress": progress,
