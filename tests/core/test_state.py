@@ -29,7 +29,7 @@ from sparkd.core.records import (
 from sparkd.core.state import Coordinator, Member, Peer, State
 from sparkd.core.step import next_deadline, step
 from sparkd.core.told import tell
-from sparkd.core.turn import Concern
+from sparkd.core.turn import LEAP_MAX, Concern
 from sparkd.words import GIB, CudaGraph, Floors, Phase, Settings, Stamp
 
 ASKED = replace(POLICY, context="engine/driver")
@@ -309,6 +309,25 @@ def test_a_stamp_is_raised_part_by_part_and_never_lowered() -> None:
 
     assert turn.state.seen == Stamp(5, 9)
     assert turn.records == [StampAdvanced(Stamp(2, 9)), StampAdvanced(Stamp(5, 9))]
+
+
+@pytest.mark.parametrize("wild", [Stamp(3 + LEAP_MAX, 9), Stamp(3, 8 + LEAP_MAX), Stamp(1 << 53, 1 << 53)])
+def test_a_stamp_to_which_no_cluster_comes_is_told_and_not_believed(wild) -> None:
+    """Taken over, the coordinator's next order could not be said: the wire ends at 2 to the 53rd."""
+    turn = turn_of(head_state())
+
+    turn.see(wild)
+
+    assert turn.state.seen == Stamp(2, 7)
+    assert turn.records == [MessageDropped("stamp", "beyond_any_history")]
+
+
+def test_a_wiped_node_believes_any_history_that_a_cluster_can_have() -> None:
+    turn = turn_of(head_state(seen=Stamp(0, 0)))
+
+    turn.see(Stamp(LEAP_MAX, LEAP_MAX))
+
+    assert turn.state.seen == Stamp(LEAP_MAX, LEAP_MAX)
 
 
 def test_a_move_is_told_with_the_time_that_was_spent_and_an_illegal_one_changes_nothing() -> None:

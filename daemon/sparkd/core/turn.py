@@ -21,6 +21,10 @@ from sparkd.core.records import MessageDropped, PhaseChanged, Record, StampAdvan
 from sparkd.core.state import NEVER_S, Coordinator, Member, Peer, State
 from sparkd.words import Phase, Stamp
 
+LEAP_MAX = 1 << 40
+"""A stamp that is further ahead is damage: a generation a millisecond for 34 years. Believed, it would bring
+the numbers to the wire's bound (2 to the 53rd), where no coordinator could take the next one and say it."""
+
 
 class Concern(IntEnum):
     """The parts of a step, each with a deadline of its own."""
@@ -127,9 +131,12 @@ class Turn(Draft):
         return False
 
     def see(self, stamp: Stamp) -> None:
-        """Raise the highest stamp ever seen."""
+        """Raise the highest stamp ever seen; one that no cluster can have come to is damage, and is told."""
         seen = self.state.seen
         if stamp.epoch <= seen.epoch and stamp.generation <= seen.generation:
+            return
+        if stamp.epoch - seen.epoch > LEAP_MAX or stamp.generation - seen.generation > LEAP_MAX:
+            self.drop("stamp", "beyond_any_history")
             return
         high = Stamp(max(stamp.epoch, seen.epoch), max(stamp.generation, seen.generation))
         self.set_state(seen=high)
