@@ -227,7 +227,8 @@ def _with_sample(
 
 
 PEAK_STEP_BYTES = 1 << 26
-"""Peaks are kept in steps of so much: each new one is a record on disk."""
+"""Peaks are kept in steps of so much: each new one is a record on disk, and it is an eighth of what differs
+from start to start (`ladder.LEAST_BYTES`)."""
 
 
 def _note_peak(turn: Turn, sample: MemorySample) -> None:
@@ -336,7 +337,8 @@ def _start_broke(turn: Turn, event: ev.CommandFailed) -> None:
 
 
 SWEEP_PAUSE_S = 2.0
-"""Before leftovers are looked for again after it could not be done."""
+"""Before leftovers are looked for again after it could not be done: a start waits for it, and a bus that is
+gone takes a second or two to come back."""
 _BROKEN_PROBES: dict[str, Callable[[float, str], dict[str, Any]]] = {
     # Who could not ask has not met a silence of another.
     "ProbeMembership": lambda now, _why: {"probing_membership": False, "membership_ok_at_s": now},

@@ -141,6 +141,7 @@ def _backoff_respected(lead: Coordinator, _state: State, policy: Policy) -> bool
 
 
 ROUNDING_S = 1e-6
+"""Of a sum of monotonic seconds as floats, with years to spare."""
 
 
 def _wait_is_over(lead: Coordinator, _state: State, _policy: Policy) -> bool:

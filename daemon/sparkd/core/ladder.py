@@ -34,14 +34,16 @@ LEAST_BYTES = GIB // 2
 of memory (a second NCCL failure, unknown) nothing measures the amount: then what typically still comes."""
 
 KV_LOSS_MAX = 0.25
-"""Above this share of the KV cache, smaller steps and fewer graphs cost users less than the cache."""
+"""Above this share of the KV cache, smaller steps and fewer graphs cost users less than the cache (reasoned:
+a quarter of the concurrency against a slower prefill; `make bench-policy` shows what is kept)."""
 
 HALVINGS_LEAST = 2
 """Of the tokens of a step after a kill while profiling: the peak was still rising, and how far is not
 known."""
 
 LARGER_STEPS = 4
-"""So often a larger step is looked for when the settings found have failed before."""
+"""So often a larger step is looked for when the settings found have failed before: a bound, each one takes as
+much more as another failure would."""
 
 Rule = Callable[[Settings, Need, Diagnosis, Floors], Step]
 

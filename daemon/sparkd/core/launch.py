@@ -21,7 +21,7 @@ from sparkd.signals.model import Diagnosis, Evidence
 from sparkd.words import ENGINE, Backend, Phase, Stamp, UnitName
 
 VERIFY_PAUSE_S = 1.0
-"""Between two tries of the verifying generation."""
+"""Between two tries of the verifying generation: a port that has just opened may refuse one."""
 
 
 def begin(turn: Turn) -> None:
@@ -189,7 +189,8 @@ def deadline_s(turn: Turn) -> float:
 
 
 STALL_FLOOR_S = 60.0
-"""A load that has begun is never called stuck sooner, however fast this model has loaded before."""
+"""A load that has begun is never called stuck sooner, however fast this model has loaded before: design
+section 4 asks for a stalled load to be noticed in a minute."""
 
 
 def patience_s(turn: Turn) -> float | None:

@@ -7,9 +7,11 @@ from itertools import pairwise
 from sparkd.core.policy import Policy
 
 LEAK_LEAST_BYTES = 1 << 28
-"""A smaller fall from one start to the next is the system's own coming and going."""
+"""A smaller fall from one start to the next is the system's own coming and going: 0.1 to 0.25 GiB on an idle
+node between two starts."""
 LEAK_SPREAD = 3
-"""Falls of one leak resemble each other; a single large one is another program that took memory."""
+"""Falls of one leak resemble each other within this factor (reasoned: the same start leaves the same behind,
+give or take what the system itself does); a single larger one is another program that took memory."""
 
 
 def leaks(available: tuple[int, ...], policy: Policy) -> bool:

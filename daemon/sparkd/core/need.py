@@ -23,7 +23,7 @@ RAISED_THRESHOLD = 0.98
 
 STEP_GROWTH = 1.6
 """The activation peak was still rising when it was read: how much larger it is taken to be than what was
-seen."""
+seen (reasoned: a kill comes somewhere in the last half of the rise; `make bench-policy` judges it)."""
 
 STEP_ROOM = 0.35
 """What a step may take of the memory that the weights leave: the rest is for the KV cache, whose need nobody

@@ -38,6 +38,10 @@ class UnfitPlan(StrEnum):
 class Policy:
     """Everything that `step` may know of the configuration.
 
+    The defaults are chosen so: a period of a second or a few is cheap beside an engine and short beside a
+    start; a silence is ten to thirty periods; a hang is borne for twice as long as a quiet engine is left in
+    peace; the budgets and the hourly retry are the design's; what is learned later replaces what stands here.
+
     Attributes:
         node, head: this node and the coordinating one.
         nodes: (name, fabric address) of all nodes, head first.

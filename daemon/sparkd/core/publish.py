@@ -21,7 +21,8 @@ from sparkd.core.turn import Turn
 from sparkd.words import Phase
 
 PROBE_PEER_EVERY_S = 2.0
-"""Period of asking a silent peer over HTTP, and of fetching evidence that is missing."""
+"""Period of asking a silent peer over HTTP, and of fetching evidence that is missing: a fifth of the default
+silence, and as long as one path's deadline (`adapters.peer.DEADLINE_S`)."""
 
 
 def publish(turn: Turn) -> None:

@@ -16,11 +16,12 @@ from sparkd.sizing.model import Node
 from sparkd.sizing.verdict import Outcome, judge
 
 RISE_BYTES = 1 << 27
-"""A smaller rise is the system's own coming and going."""
+"""A smaller rise is the system's own coming and going: half of what counts as a fall (`core.leak`)."""
 FLAT_S = 3.0
-"""So long without a rise: it has stopped."""
+"""So long without a rise: it has stopped. Readings come twice a second, so six in a row have shown none."""
 PATIENCE = 4
-"""So many times the deadline a rise is waited for: no engine's memory takes longer."""
+"""So many times the deadline a rise is waited for (2 minutes by default): a bound against a reading that
+creeps for another reason; 110 GiB come back in seconds where the driver gives them back at all."""
 
 
 def is_over(turn: Turn, emptied_at_s: float) -> bool:

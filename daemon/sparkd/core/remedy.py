@@ -44,7 +44,8 @@ UNDECIDED = (UNKNOWN, "killed_unspecified", "engine_dead_unspecified")
 
 
 PROVEN = 0.9
-"""Confidence from which a cause is taken for proven: a mere suggestion must not end the trying."""
+"""Confidence from which a cause is taken for proven: a mere suggestion must not end the trying. The judge
+gives 0.95 to what is proven and at most 0.6 to what is suggested (`signals.judge`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,8 @@ def _when_loading(facts: Facts, there: NodeMemory) -> int | None:
 
 
 SAME_MEMORY_SHARE = 0.1
-"""Ray and the kernel count a node's memory a little differently; a limit or a device is something else."""
+"""Ray and the kernel count a node's memory a little differently (Ray's "GB" are GiB, 7 %: design section 6);
+a limit or a device is something else."""
 
 
 def _comparable(facts: Facts, diagnosis: Diagnosis) -> Facts:

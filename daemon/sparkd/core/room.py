@@ -18,7 +18,7 @@ from sparkd.words import GIB, Floors, Settings
 
 CARE = 1.25
 """What is foreseen of a step and the graphs is typical; a start that is refused for a little costs a whole
-load."""
+load, a quarter more of two or three GiB costs a few requests at once."""
 
 REQUEST_BYTES = 4 * GIB
 """A request of full length whose KV cache nobody knows: 32768 tokens of 128 KiB (Llama 3 8B: keys
@@ -31,7 +31,8 @@ NOISE_SHARE = 0.1
 """That much of the cache may go for certainty beyond `NOISE_BYTES`."""
 
 REFUSALS_MAX = 3
-"""So many times within one incident no KV cache was large enough: no setting makes the room."""
+"""So many times within one incident no KV cache was large enough: no setting makes the room. One step gives a
+share back, one shortens the context; a third refusal says that neither was it."""
 
 _GENTLE = (rungs.halve_above_default, rungs.halve_above_default, rungs.to_piecewise)
 
@@ -118,7 +119,8 @@ def _noise(cache_bytes: float) -> int:
 
 
 PINNED_NOISE_BYTES = 1 << 26
-"""A cache of a fixed size is the same at every start, but for its rounding to blocks."""
+"""A cache of a fixed size is the same at every start, but for its rounding to blocks: 64 MiB is more than a
+block of 16 tokens in any of the models that were read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,14 @@ SHARE_DIGITS = 1000
 """The utilisation moves in steps of 0.001 (0.12 GiB of a Spark), always to the smaller side."""
 
 STEP_FIXED = 0.15
-"""Of the activation peak what does not depend on the tokens of a step (logits of all requests)."""
+"""Of the activation peak what does not depend on the tokens of a step: the logits of all requests (256 of
+151936 words in 32 bits are 0.15 GiB, of a peak of about one)."""
 
 STEP_PHASES = (Phase.COMPILING, Phase.PROFILING)
 """In these the activation peak was seen itself."""
 
 TOKENS_STEP = 128
-"""The longest context is a multiple of this."""
+"""The longest context is a multiple of this: of any block size of vLLM's KV cache (8 to 128 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from sparkd.sizing.model import Learned
 from sparkd.sizing.sized import Sized
 from sparkd.words import NO_STAMP, NOTHING_SAID, EngineMemory, Phase, Settings, Stamp, UnitName
 
+# Bounds of what is kept, so that a state stays small however long it goes on: 64 signals an incident (design
+# section 3); twice that of evidence on its way; a minute of readings a second; the rest is more than any
+# ladder or budget reaches.
 SIGNALS_MAX = 64
 REPORTS_MAX = 128
 CURVE_MAX = 60

@@ -16,16 +16,19 @@ from sparkd.core.turn import Turn
 from sparkd.words import ENGINE, LIVE, Backend, Phase, UnitName
 
 CANARY_PROMPTLY_S = 15.0
-"""A canary so long after the last token of an engine that was busy: a hang is found before the next one."""
+"""A canary so long after the last token of an engine that was busy: a hang is found before the next one.
+Longer than the pauses between the requests of a few users, a quarter of the default `canary_idle_s`."""
 
 STARTING_EVERY_S = 0.25
-"""Period of the probes on which a start waits."""
+"""Period of the probes on which a start waits: what is lost by it is sparkd's own share of a start, which
+takes minutes; a probe costs a millisecond."""
 
 CANARY_LATER_S = 5.0
 """A canary's own deadline lies behind that of a hang, so that the hang is judged and not the canary."""
 
 CANARY_MISSES_MAX = 3
-"""So many answered but wrong canaries in a row end a generation (one may meet a full queue)."""
+"""So many answered but wrong canaries in a row end a generation: one may meet a full queue, two the end of a
+burst; a relaunch costs minutes of service, a third canary a quarter of one."""
 
 
 def probe(turn: Turn) -> None:
