@@ -12,12 +12,13 @@ from sparkd.adapters import reach
 from sparkd.core.events import Host
 
 LOOPBACK = "127.0.0.1"
+CLOSED = 1
 NOWHERE = "fe80::1"
 """Link-local without a link: no way leads there."""
 
 
 def looked(*ways: tuple[str, int]) -> Host:
-    return asyncio.run(reach.look(ways))
+    return asyncio.run(reach.look(ways, ssh_port=CLOSED))
 
 
 def test_a_kernel_that_completes_a_handshake_answers_although_no_program_accepts() -> None:
@@ -26,6 +27,23 @@ def test_a_kernel_that_completes_a_handshake_answers_although_no_program_accepts
         listening.listen(1)
 
         assert looked((NOWHERE, 1), (LOOPBACK, listening.getsockname()[1])) is Host.PINGS
+
+
+@pytest.mark.parametrize(("greeting", "host"), [(b"SSH-2.0-x\r\n", Host.REFUSES), (b"220 mail", Host.PINGS)])
+def test_a_host_whose_sshd_greets_is_not_wedged_although_its_sparkd_hangs(greeting, host) -> None:
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        writer.close()
+
+    async def look() -> Host:
+        async with await asyncio.start_server(greet, LOOPBACK, 0) as sshd:
+            port = sshd.sockets[0].getsockname()[1]
+            with socket.socket() as hanging:
+                hanging.bind((LOOPBACK, 0))
+                hanging.listen(1)
+                return await reach.look([(LOOPBACK, hanging.getsockname()[1])], ssh_port=port)
+
+    assert asyncio.run(look()) is host
 
 
 def test_a_kernel_that_refuses_answers() -> None:

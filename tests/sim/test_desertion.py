@@ -111,7 +111,9 @@ def test_a_host_that_answers_ping_and_nothing_else_is_called_wedged() -> None:
     world.run_until(lambda: world.phase is Phase.WAITING or world.phase is Phase.FENCING)
     world.run_for(30.0)
 
-    wedged = "wedged: its host answers ping and nothing on it does; it needs a power cycle"
+    wedged = (
+        "wedged: its host answers ping, and neither its sparkd nor its sshd does; it may need a power cycle"
+    )
     assert any(wedged in reason for reason in world.head.state.coordinator.waiting)
     assert [r.reason for r in world.records(PeerChanged)][-1] == wedged
 

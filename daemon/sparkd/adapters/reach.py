@@ -1,8 +1,9 @@
 """Whether a host's own system answers where no program on it does, and what this node still receives.
 
 A node that ran out of memory wedges: its kernel answers ping and completes a handshake, and nothing else
-does. A ping needs no privilege where `net.ipv4.ping_group_range` holds the daemon's group; elsewhere a host
-that completes no handshake is unknown, never silent.
+does; its sshd greets nobody, which tells it from a node on which sparkd alone hangs. A ping needs no
+privilege where `net.ipv4.ping_group_range` holds the daemon's group; elsewhere a host that completes no
+handshake is unknown, never silent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from sparkd.core.events import Host
 
 PING_S = 1.0
 """A fabric answers in less than a millisecond, a management network in a few: longer is no answer."""
+GREET_S = 2.0
+"""An sshd that is well greets at once (RFC 4253, 4.2); one on a machine under load within a second."""
+SSH_PORT = 22
 _ECHO = {
     socket.AF_INET: (socket.IPPROTO_ICMP, bytes((8, 0, 0, 0, 0, 0, 0, 1)) + b"sparkd"),
     socket.AF_INET6: (socket.IPPROTO_ICMPV6, bytes((128, 0, 0, 0, 0, 0, 0, 1)) + b"sparkd"),
@@ -26,11 +30,12 @@ _WORD_BYTES = 4
 """Unit of InfiniBand's data counters (IB specification, PortRcvData)."""
 
 
-async def look(ways: Sequence[tuple[str, int]]) -> Host:
+async def look(ways: Sequence[tuple[str, int]], ssh_port: int = SSH_PORT) -> Host:
     """Return what the system behind *ways* (host, port) says, where none of them brought an answer."""
     said = await asyncio.gather(*(_answers(host, port) for host, port in ways))
     if any(said):
-        return Host.PINGS
+        greeted = await asyncio.gather(*(_greets(host, ssh_port) for host, _ in ways))
+        return Host.REFUSES if any(greeted) else Host.PINGS
     return Host.SILENT if said and all(each is False for each in said) else Host.UNKNOWN
 
 
@@ -51,6 +56,19 @@ async def _handshake(host: str, port: int) -> bool:
         return False
     writer.close()
     return True
+
+
+async def _greets(host: str, port: int) -> bool:
+    """Return whether the host's sshd greets: a program of it runs."""
+    try:
+        async with asyncio.timeout(GREET_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.read(4) == b"SSH-"
+            finally:
+                writer.close()
+    except OSError:
+        return False
 
 
 async def _ping(host: str) -> bool | None:

@@ -104,8 +104,9 @@ class WillReceived:
 class Host(StrEnum):
     """What a peer's host says where its daemon says nothing.
 
-    `refuses`: its system is well, and its sparkd does not run; `pings`: its kernel answers and no program
-    does; `silent`: nothing answers on any path; `unknown`: it answered, or nobody could ask.
+    `refuses`: its system is well, and its sparkd does not run or hangs; `pings`: its kernel answers, and no
+    program that was asked does; `silent`: nothing answers on any path; `unknown`: it answered, or nobody
+    could ask.
     """
 
     UNKNOWN = "unknown"

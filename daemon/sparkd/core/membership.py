@@ -143,7 +143,7 @@ def is_present(turn: Turn, peer: Peer) -> bool:
     return peer.fresh and peer.status is not None and not turn.due(silent_at_s)
 
 
-WEDGED = "wedged: its host answers ping and nothing on it does; it needs a power cycle"
+WEDGED = "wedged: its host answers ping, and neither its sparkd nor its sshd does; it may need a power cycle"
 
 
 def is_wedged(turn: Turn, peer: Peer) -> bool:
