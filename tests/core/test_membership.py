@@ -167,6 +167,16 @@ def test_a_status_of_nobody_in_the_configuration_is_dropped() -> None:
     assert turn.state.seen == Stamp(2, 7)
 
 
+def test_what_the_broker_kept_of_this_nodes_last_daemon_raises_the_stamp() -> None:
+    own = status_of_worker(node=HEAD, instance="a#0", seen=Stamp(9, 9))
+
+    turn, peer = told(head_state(), own, retained=True)
+
+    assert turn.state.seen == Stamp(9, 9)
+    assert [record for record in turn.records if isinstance(record, MessageDropped)] == []
+    assert peer == worker_seen()
+
+
 # -- an intent -----------------------------------------------------------------------------------
 
 

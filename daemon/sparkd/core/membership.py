@@ -19,10 +19,15 @@ HEARD = {"host": Host.UNKNOWN, "deserted_since_s": None}
 
 
 def fold_status(turn: Turn, event: StatusReceived) -> None:
-    """Take a peer's status: retained ones raise the stamp and inform; live ones count."""
+    """Take a peer's status: retained ones raise the stamp and inform; live ones count.
+
+    What the broker kept of this node's own last daemon raises the stamp: a wiped node learns it there.
+    """
     status = event.status
     peer = turn.state.peer(status.node)
-    if peer is None:
+    if status.node == turn.state.node:
+        turn.see(status.seen)
+    elif peer is None:
         turn.drop("status", "unknown_node", status.node)
     elif status.instance in peer.retired and event.path is not Path.HTTP:
         turn.drop("status", "retired_instance", status.node)
