@@ -11,7 +11,7 @@ import aiomqtt
 import pytest
 from structlog.testing import capture_logs
 
-from sparkd.adapters import mqtt
+from sparkd.adapters import mqtt, mqttdrops, mqttsender
 from sparkd.core.events import (
     IntentReceived,
     ReportReceived,
@@ -324,7 +324,8 @@ def test_the_words_of_a_dead_predecessor_are_not_waited_on(run, monkeypatch) -> 
 
 def test_a_broker_that_says_nothing_is_a_timeout(run, monkeypatch) -> None:
     """A broker that accepts and never answers is told from one that is not there; ending does not hang."""
-    monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.3)
+    for module in (mqtt, mqttsender):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
 
     async def test(broker: Broker) -> None:
         async with Proxy(broker.port) as proxy:
@@ -367,7 +368,7 @@ def test_the_inbox_is_bounded() -> None:
 
     async def test() -> None:
         full: list[int] = []
-        inbox = mqtt._Inbox(lambda: full.append(1), maxsize=2)
+        inbox = mqttdrops.Inbox(lambda: full.append(1), maxsize=2)
         for _ in range(5):
             inbox.put_nowait(object())
         assert (inbox.qsize(), len(full)) == (2, 3)
@@ -379,7 +380,7 @@ def test_drops_are_logged_once_a_minute() -> None:
     """However many are dropped; the next line tells how many there were."""
     clock = HandClock()
     counted: list[tuple[str, str, str]] = []
-    drops = mqtt._Drops(lambda *drop: counted.append(drop), clock)
+    drops = mqttdrops.Drops(lambda *drop: counted.append(drop), clock)
     with capture_logs() as logs:
         for _ in range(100):
             drops.count("status", "bad_mac", "")

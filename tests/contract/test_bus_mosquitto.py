@@ -13,7 +13,7 @@ import aiomqtt
 import pytest
 
 from ports import free_port
-from sparkd.adapters import mqtt
+from sparkd.adapters import mqtt, mqttsender
 from sparkd.core.events import StatusReceived
 from wire.brokers import DEADLINE_S, LOOPBACK, MOSQUITTO, Ear, Mosquitto
 from wire.samples import INSTANCE, STATUS, WORKER
@@ -198,7 +198,8 @@ def certificates(folder: Path, name: str) -> None:
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 def test_tls(tmp_path: Path, monkeypatch) -> None:
     """With TLS both nodes meet; who trusts another authority does not connect, and says why."""
-    monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.5)
+    for module in (mqtt, mqttsender):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
     certificates(tmp_path, "other-ca")
     certificates(tmp_path, "ca")
     broker = Mosquitto(

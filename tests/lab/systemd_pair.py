@@ -57,7 +57,8 @@ host = "192.168.200.12"
 # One cluster lives through many failures that have nothing to do with each other: no budget is shared.
 # Its nodes share the memory of the machine with everything else on it: what goes is no leak.
 QUICK = "backoff_base_s = 0.2\nbudget_window_s = 1\nleak_cycles = 100\n"
-BROKER = "listener 1883 192.168.200.12\nallow_anonymous true\n"
+# As etc/mosquitto has it, but for accounts.
+BROKER = "listener 1883 192.168.200.12\nallow_anonymous true\nset_tcp_nodelay true\n"
 PAGE = "http://127.0.0.1:9760"
 SLICE = "sparkd.slice"
 Prepare = Callable[[nspawn.Node], None]

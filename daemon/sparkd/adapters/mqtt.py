@@ -16,17 +16,19 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 import ssl
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import aiomqtt
 import structlog
 
-from sparkd.adapters.mqttreasons import NO_ANSWER, first_of, reason_of
+from sparkd.adapters.mqttdrops import Drops, Inbox, OnDrop
+from sparkd.adapters.mqttreasons import first_of, reason_of
+from sparkd.adapters.mqttsender import TIMEOUT_S, Sender, answered
 from sparkd.core.events import (
     BrokerChanged,
     Event,
@@ -47,14 +49,11 @@ from sparkd.wire.topics import Kind, Topics
 from sparkd.wire.twins import Twins
 
 OnTwin = Callable[[str], None]
-OnDrop = Callable[[str, str, str], None]
 
 BACKOFF_MIN_S = 0.2
 BACKOFF_MAX_S = 5.0
-TIMEOUT_S = 5.0
 CLOSE_S = 1.0
 INBOX_MAX = 1024
-LOG_EVERY_S = 60.0
 SETTLE_S = 0.25
 """Retained messages follow the subscription at once; so long is waited for those of this node's name."""
 LISTEN_S = 3.5
@@ -150,11 +149,11 @@ class MqttBus:
         self._decoder = Decoder(key, cluster, nodes)
         self._clock = clock
         self._emit = emit
-        self._drops = _Drops(on_drop, clock)
+        self._drops = Drops(on_drop, clock)
         self._twins = Twins(instance)
         self._on_twin = on_twin
         self._outbox = Outbox()
-        self._filled = asyncio.Event()
+        self._sender = Sender(self._outbox, self._encoder, clock, self._drops, node)
         self._tls = broker.context()
         self._connection = 0
         self._said: BrokerChanged | None = None
@@ -182,7 +181,7 @@ class MqttBus:
                     self._drops.count(Kind.REPORT, "outbox_full", self._node)
         except WireError as refused:
             self._drops.count(kind_of(message), refused.reason, self._node, refused)
-        self._filled.set()
+        self._sender.send()
 
     def _say(self, event: BrokerChanged) -> None:
         if event == self._said:
@@ -202,9 +201,8 @@ class MqttBus:
                     group.create_task(self._receive(client), name="mqtt-receive")
                     await self._listen_first()
                     self._outbox.connected()
-                    self._filled.set()
                     self._say(BrokerChanged(connected=True))
-                    group.create_task(self._send(client), name="mqtt-send")
+                    group.create_task(self._sender.run(client), name="mqtt-send")
         except* aiomqtt.MqttError as errors:
             reason = reason_of(first_of(errors))
         return reason
@@ -221,7 +219,7 @@ class MqttBus:
     def _client(self) -> aiomqtt.Client:
         will = self._encoder.encode(Will(self._node, self._instance, self._connection + 1), self._clock.now())
         broker = self._broker
-        inbox = partial(_Inbox, lambda: self._drops.count("any", "inbox_full", ""))
+        inbox = partial(Inbox, lambda: self._drops.count("any", "inbox_full", ""))
         return aiomqtt.Client(
             broker.host,
             broker.port,
@@ -235,30 +233,15 @@ class MqttBus:
             queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", inbox),
             max_queued_incoming_messages=INBOX_MAX,
             tls_context=self._tls,
+            socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],  # an order is not held back
             logger=_SILENT,
         )
 
     async def _subscribe(self, client: aiomqtt.Client) -> None:
         filters = [(name, 1) for name in self._topics.filters()]
-        codes = await _answered(client.subscribe(filters, timeout=math.inf))
+        codes = await answered(client.subscribe(filters, timeout=math.inf))
         if any((code if isinstance(code, int) else code.value) >= _REFUSED_FILTER for code in codes):
             raise aiomqtt.MqttError("the broker does not let this account subscribe: check its ACL")
-
-    async def _send(self, client: aiomqtt.Client) -> None:
-        while True:
-            waiting = self._outbox.next()
-            if waiting is None:
-                self._filled.clear()
-                await self._filled.wait()
-                continue
-            try:
-                sealed = self._encoder.encode(waiting.message, self._clock.now())
-            except WireError as refused:
-                self._drops.count(kind_of(waiting.message), refused.reason, self._node, refused)
-            else:
-                topic, payload, retain = sealed.topic, sealed.payload, sealed.retain
-                await _answered(client.publish(topic, payload, qos=1, retain=retain, timeout=math.inf))
-            self._outbox.done(waiting)
 
     async def _receive(self, client: aiomqtt.Client) -> None:
         async for message in client.messages:
@@ -290,43 +273,6 @@ class MqttBus:
                 self._on_twin(received.instance)
 
 
-class _Inbox(asyncio.Queue[aiomqtt.Message]):
-    """The bounded queue of the session: what does not fit is dropped and counted."""
-
-    def __init__(self, on_full: Callable[[], None], maxsize: int = 0) -> None:
-        super().__init__(maxsize)
-        self._on_full = on_full
-
-    def put_nowait(self, item: aiomqtt.Message) -> None:
-        if self.full():
-            self._on_full()
-            return
-        super().put_nowait(item)
-
-
-class _Drops:
-    """Counts what is dropped; logs the first at once, and then once a minute at most, with the numbers."""
-
-    def __init__(self, on_drop: OnDrop, clock: Clock) -> None:
-        self._on_drop = on_drop
-        self._clock = clock
-        self._logged_at_s = float("-inf")
-        self._since: Counter[str] = Counter()
-
-    def count(self, kind: str, reason: str, sender: str, refused: WireError | None = None) -> None:
-        """Count one dropped message. Everything counted by is an enumeration or a configured name."""
-        self._on_drop(str(kind), str(reason), sender)
-        self._since[f"{kind} {reason} {sender}".rstrip()] += 1
-        now = self._clock.now()
-        if now - self._logged_at_s < LOG_EVERY_S:
-            return
-        log.warning(
-            "messages_dropped", counts=dict(self._since), last=str(refused) if refused else str(reason)
-        )
-        self._logged_at_s = now
-        self._since.clear()
-
-
 class _Connected:
     """A client's connection as a context that leaves nothing half-made behind, also when it is cancelled.
 
@@ -353,15 +299,6 @@ class _Connected:
         with contextlib.suppress(aiomqtt.MqttError, TimeoutError):  # the session has ended anyway
             async with asyncio.timeout(CLOSE_S):
                 await self._client.__aexit__(None, None, None)
-
-
-async def _answered(request: Coroutine[Any, Any, T]) -> T:
-    """Return what the broker answers in time. aiomqtt's own timeouts can lose a cancellation (wait_for)."""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            return await request
-    except TimeoutError:
-        raise aiomqtt.MqttError(NO_ANSWER) from None
 
 
 def _event(message: Message, *, retained: bool) -> Event:

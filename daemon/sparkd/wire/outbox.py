@@ -7,6 +7,7 @@ Turns of incidents are for people: each waits up to a number, too, and the oldes
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sparkd.core.messages import IncidentNotice, Report
@@ -75,11 +76,12 @@ class Outbox:
         self._up = False
         self._waiting.pop(Kind.TELEMETRY, None)
 
-    def next(self) -> Waiting | None:
-        """Return what is to be sent next; it waits until it is `done`. None = nothing."""
-        if not self._waiting:
-            return None
-        return self._waiting.get(Kind.INTENT) or next(iter(self._waiting.values()))
+    def next(self, sent: Collection[Waiting] = ()) -> Waiting | None:
+        """Return the next to be sent that is not *sent* yet; it waits until it is `done`. None = nothing."""
+        intent = self._waiting.get(Kind.INTENT)
+        if intent is not None and intent not in sent:
+            return intent
+        return next((waiting for waiting in self._waiting.values() if waiting not in sent), None)
 
     def done(self, sent: Waiting) -> None:
         """Forget what was *sent*, unless something newer has taken its place meanwhile."""
