@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 
-def replace_whole(path: Path, data: bytes, mode: int, *, durable: bool = False) -> None:
+def replace_whole(path: str | os.PathLike[str], data: bytes, mode: int, *, durable: bool = False) -> None:
     """Write *data* beside *path* and rename; *durable*: on the disk before this returns.
 
     Raises:
         OSError: where it cannot be written; *path* is as it was.
     """
-    beside = path.with_name(f".{path.name}.new")
+    # Plain os, not pathlib: the engine's start waits for what is imported here.
+    folder, name = os.path.split(os.fspath(path))
+    beside = os.path.join(folder, f".{name}.new")  # noqa: PTH118
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         write_all(fd, data, 0)
@@ -21,9 +22,9 @@ def replace_whole(path: Path, data: bytes, mode: int, *, durable: bool = False) 
             os.fsync(fd)
     finally:
         os.close(fd)
-    beside.replace(path)
+    os.replace(beside, path)  # noqa: PTH105
     if durable:
-        _sync(path.parent)
+        _sync(folder or ".")
 
 
 def write_all(fd: int, data: bytes, offset: int) -> None:
@@ -34,7 +35,7 @@ def write_all(fd: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _sync(directory: Path) -> None:
+def _sync(directory: str) -> None:
     """A rename is on the disk when its directory is."""
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:

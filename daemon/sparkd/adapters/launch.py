@@ -2,10 +2,12 @@
 
 - `launch-<unit>.json`, the daemon's: which stamp and settings the unit shall run, and the digest of what
   that amounts to. No argv, environment, path or secret: `sparkd exec` renders them from the configuration.
+- `<unit>/rendered`, the unit's own: what its last order amounted to (`cli.again`).
 - `<unit>/ran`, the unit's: the last stamp that it has run. A stamp runs once: whoever starts the unit by
   hand later does not bring an old generation back.
 - `<unit>/exit`, the unit's (ExecStopPost=): invocation, result, code and status of its last end, which
   systemd itself forgets after an exit with 0.
+- `<unit>/stopped`, the unit's (ExecStop=): the last invocation that a job of systemd stopped while it ran.
 
 Every file is replaced as a whole. What cannot be understood is refused, never guessed.
 """
@@ -17,8 +19,10 @@ import json
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sparkd.adapters.unitfacts import Ending
+from sparkd.adapters import ran
+from sparkd.adapters.unitfacts import FORCED, Ending
 from sparkd.files import replace_whole
 from sparkd.wire.common import DIGEST, SETTINGS, STAMP
 from sparkd.wire.fields import choice, shape
@@ -54,9 +58,14 @@ def launch_path(run_dir: Path, unit: UnitName) -> Path:
     return run_dir / f"launch-{unit}.json"
 
 
+def order_of(launch: Launch) -> dict[str, Any]:
+    """Return the order as its file has it."""
+    return dict(_LAUNCH.encode(launch))
+
+
 def write_launch(run_dir: Path, launch: Launch) -> None:
     """Replace the unit's order. Raises OSError."""
-    text = json.dumps(_LAUNCH.encode(launch), sort_keys=True)
+    text = json.dumps(order_of(launch), sort_keys=True)
     # The engine's user reads it: there is nothing in it that another may not know.
     replace_whole(launch_path(run_dir, launch.unit), text.encode(), 0o644)
 
@@ -84,8 +93,7 @@ def remove_launch(run_dir: Path, unit: UnitName) -> None:
 
 def write_ran(run_dir: Path, unit: UnitName, stamp: Stamp, invocation: str) -> None:
     """Note that *invocation* of the unit runs *stamp* now. Raises OSError."""
-    text = f"{stamp.epoch} {stamp.generation} {invocation or '-'}\n"
-    replace_whole(run_dir / unit / "ran", text.encode(), 0o644)
+    ran.write(str(run_dir), unit, (stamp.epoch, stamp.generation), invocation)
 
 
 def read_ran(run_dir: Path, unit: UnitName) -> tuple[Stamp, str]:
@@ -98,10 +106,11 @@ def read_ran(run_dir: Path, unit: UnitName) -> tuple[Stamp, str]:
     text = _read(path)
     if text is None:
         return NO_STAMP, ""
-    words = text.split()
-    if len(words) != 3 or not all(word.isascii() and word.isdecimal() for word in words[:2]):
-        raise LaunchError(f"{path}: is no stamp")
-    return Stamp(int(words[0]), int(words[1])), words[2]
+    try:
+        epoch, generation, invocation = ran.parsed(text)
+    except ValueError as error:
+        raise LaunchError(f"{path}: {error}") from None
+    return Stamp(epoch, generation), invocation
 
 
 def read_exit(run_dir: Path, unit: UnitName, invocation: str) -> Ending | None:
@@ -109,8 +118,16 @@ def read_exit(run_dir: Path, unit: UnitName, invocation: str) -> Ending | None:
     with contextlib.suppress(LaunchError):
         words = (_read(run_dir / unit / "exit") or "").split()
         if len(words) == 4 and words[0] == invocation:
-            return Ending(*_ended(words[2], words[3]))
+            by_job = was_stopped(run_dir, unit, invocation) and words[1] not in FORCED
+            return Ending(*_ended(words[2], words[3]), by_job=by_job)
     return None
+
+
+def was_stopped(run_dir: Path, unit: UnitName, invocation: str) -> bool:
+    """Return whether a stop job ended *invocation*: sparkd has none of its own."""
+    with contextlib.suppress(LaunchError):
+        return (_read(run_dir / unit / "stopped") or "").split() == [invocation]
+    return False
 
 
 def _ended(code: str, status: str) -> tuple[int | None, int | None]:

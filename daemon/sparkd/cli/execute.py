@@ -15,8 +15,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkd.adapters.launch import Launch, LaunchError, read_launch, read_ran, write_ran
+from sparkd.adapters.launch import Launch, LaunchError, order_of, read_launch, read_ran, write_ran
 from sparkd.adapters.notify import Notifier
+from sparkd.cli import again
 from sparkd.config.refusal import EX_CONFIG, ConfigError
 from sparkd.config.served import Served, read_served
 from sparkd.engines.digest import node_digest
@@ -38,18 +39,15 @@ def execute(unit: UnitName, path: str, node: str | None, environ: Mapping[str, s
         node: this node's name, as `config.load` takes it.
         environ: the process's variables.
     """
-    notifier = Notifier.of(environ)
     try:
         launch, rendered, run_dir = _ordered(unit, path, node, environ)
         program = _program(rendered)
         write_ran(run_dir, unit, launch.stamp, environ.get("INVOCATION_ID", ""))
-        for warning in rendered.warnings:
-            print(f"sparkd exec {unit}: {warning}", file=sys.stderr)
-        notifier.status(f"generation {launch.stamp.generation} (epoch {launch.stamp.epoch})")
-        notifier.ready()
-        os.execve(program, rendered.argv, dict(rendered.env))  # noqa: S606 - becoming the engine is the job
+        note = again.note_of(order_of(launch), program, rendered.argv, rendered.env, rendered.warnings)
+        again.remember(note, path, node, environ)
+        again.become(unit, (launch.stamp.epoch, launch.stamp.generation), note, environ)
     except (RefusedError, ConfigError, LaunchError, OSError, ValueError) as error:
-        notifier.status(f"refused: {error}")
+        Notifier.of(environ).status(f"refused: {error}")
         print(f"sparkd exec {unit}: refused: {error}", file=sys.stderr)
         return EX_CONFIG
 

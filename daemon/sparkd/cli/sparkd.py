@@ -2,62 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from sparkd.words import UnitName
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sparkd.config import Loaded
 
-COMMANDS = {
-    "run": "run the daemon",
-    "check": "check the configuration and say what it means",
-    "exec": "become a unit of the engine, as the daemon has ordered (for the units of systemd)",
-}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sparkd", description="supervises one node of a served model")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        if name == "exec":
-            command.add_argument("unit", choices=[unit.value for unit in UnitName])
-        command.add_argument("--config", default="/etc/sparkd/sparkd.toml", metavar="FILE")
-        command.add_argument("--node", metavar="NAME", help="this node's name; else the host's name")
-        if name == "exec":
-            continue
-        command.add_argument("--credentials", metavar="DIR", help="directory with cluster_key and others")
-        command.add_argument(
-            "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], metavar="LEVEL"
-        )
-    return parser
-
-
-class _Version(argparse.Action):
-    """Looks the version up only where it is asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"sparkd {version('sparkd')}")
-        parser.exit()
+AS_THE_UNITS = ("exec", "UNIT", "--config", "FILE")
+"""How the units of systemd start the engine."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run `sparkd`; the exit code is 78 for what only a person can put right.
 
-    Each command imports what it needs: a unit of the engine does not wait for the daemon's libraries.
+    Each command imports what it needs: a unit of the engine waits for nothing that it can do without.
     """
-    options = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if len(words) == len(AS_THE_UNITS) and words[0] == AS_THE_UNITS[0] and words[2] == AS_THE_UNITS[2]:
+        from sparkd.cli import again
+
+        again.run(words[1], words[3], None, os.environ)
+    from sparkd.cli.sparkd_options import parser
+
+    options = parser().parse_args(words)
     if options.command == "exec":
         from sparkd.cli.execute import execute
+        from sparkd.words import UnitName
 
         return execute(UnitName(options.unit), options.config, options.node, os.environ)
+    if options.command == "files":
+        from sparkd.cli.files import look
+
+        return look(options.config, options.node, os.environ)
     from sparkd.config import EX_CONFIG, ConfigError
     from sparkd.config.load import load
 

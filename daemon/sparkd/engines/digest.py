@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 
-from sparkd.engines.environment import STAMP_NAME
+from sparkd.engines.executed import digest_of, sha256_of
 from sparkd.engines.model import EngineSpec, NodeSpec, Rendered
 from sparkd.releases import release
 from sparkd.words import Backend
-
-CREDENTIALS = "/run/credentials/"
-"""Where systemd puts the credentials of a unit, below its name (systemd.exec(5), LoadCredential=)."""
 
 
 def shared_digest(spec: EngineSpec, nodes: Sequence[NodeSpec], cluster: str) -> str:
@@ -21,7 +16,7 @@ def shared_digest(spec: EngineSpec, nodes: Sequence[NodeSpec], cluster: str) -> 
     Over Ray the head's path of the model is what every worker opens, so there it must be equal.
     """
     model = spec.model if spec.backend is Backend.RAY else spec.model.rstrip("/").rpartition("/")[2]
-    return _sha256(
+    return sha256_of(
         {
             "cluster": cluster,
             "nodes": [(node.name, node.role, node.rank, node.address) for node in nodes],
@@ -41,24 +36,12 @@ def shared_digest(spec: EngineSpec, nodes: Sequence[NodeSpec], cluster: str) -> 
 
 def node_digest(units: Iterable[Rendered]) -> str:
     """Return the digest of what a node would execute, less what changes with the stamp."""
-    return _sha256(
-        [
-            (unit.unit, unit.argv, sorted(_told(*pair) for pair in unit.env if pair[0] != STAMP_NAME))
-            for unit in sorted(units, key=lambda unit: unit.unit)
-        ]
-    )
-
-
-def _told(name: str, value: str) -> tuple[str, str]:
-    """A credential lies in another directory for each systemd unit; which one it is, is the same."""
-    if not value.startswith(CREDENTIALS):
-        return (name, value)
-    return (name, f"credential:{value.removeprefix(CREDENTIALS).partition('/')[2]}")
+    return digest_of((unit.unit.value, unit.argv, unit.env) for unit in units)
 
 
 def context_of(spec: EngineSpec, nodes: Sequence[NodeSpec], kernel: str, driver: str) -> str:
     """Return what settings and paces are learned with (`core.context`); an empty *driver* is unknown."""
-    engine = _sha256(
+    engine = sha256_of(
         {
             "model": spec.model,
             "versions": (spec.vllm_version, spec.ray_version, kernel),
@@ -67,10 +50,4 @@ def context_of(spec: EngineSpec, nodes: Sequence[NodeSpec], kernel: str, driver:
             "arguments": spec.extra_args,
         }
     )
-    return f"{engine[:16]}/{_sha256(driver)[:16] if driver else '?'}"
-
-
-def _sha256(value: object) -> str:
-    """Hex SHA-256 over the value's JSON with sorted keys and no blanks."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return f"{engine[:16]}/{sha256_of(driver)[:16] if driver else '?'}"

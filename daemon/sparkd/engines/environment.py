@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sparkd.engines.executed import STAMP_NAME
 from sparkd.engines.model import EngineSpec, NodeSpec
 from sparkd.words import Stamp, UnitName
 
 Env = tuple[tuple[str, str], ...]
 
-STAMP_NAME = "SPARKD_STAMP"
 # Name -> the key of the configuration that decides it instead.
 PINNED: Mapping[str, str] = {
     STAMP_NAME: "nothing: sparkd finds its own processes by it",
