@@ -32,7 +32,7 @@ _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
     """What one look at a file showed; `short_bytes`: how much is missing at its end."""
 
     size: int
@@ -42,6 +42,9 @@ class _Look:
 
 class LocalModel:
     """The port `ModelFiles` over a local directory.
+
+    Attributes:
+        looks: what the last check saw of each file; the next one goes on from it.
 
     Args:
         model: the directory; anything that is not an absolute path is a hub id.
@@ -69,8 +72,8 @@ class LocalModel:
         self._hub_allowed = hub_allowed
         self._wall = wall
         self._deadline_s = deadline_s
-        self._looks: dict[Path, _Look] = {}
-        self._size, self._sized_files = size, dict[Path, _Look]()
+        self.looks: dict[Path, Look] = {}
+        self._size, self._sized_files = size, dict[Path, Look]()
         self._sized: Sized | None = None
         self._running: asyncio.Task[ModelChecked] | None = None
 
@@ -95,6 +98,9 @@ class LocalModel:
         root = Path(self._model)
         if root.is_absolute():
             await asyncio.to_thread(_evict, root)
+
+    async def close(self) -> None:
+        """Release nothing: a check that hangs ends with the daemon."""
 
     def _check(self) -> ModelChecked:
         missing = [name for name in self._programs if shutil.which(name, path=self._path) is None]
@@ -124,9 +130,9 @@ class LocalModel:
         lost = [name for name in wanted if not (root / name).is_file()]
         if lost:
             return _no("model_incomplete", f"{len(lost)} of {len(wanted)} missing: {_names(lost)}")
-        before, self._looks = self._looks, {}
+        before, self.looks = self.looks, {}
         growing = [name for name in wanted if self._look(root / name, before)]
-        short = {name: n for name in wanted if (n := self._looks[root / name].short_bytes)}
+        short = {name: n for name in wanted if (n := self.looks[root / name].short_bytes)}
         if short:
             name, count = next(iter(short.items()))
             return _no("model_incomplete", f"{len(short)} of {len(wanted)} short: {name} by {count} bytes")
@@ -136,19 +142,19 @@ class LocalModel:
 
     def _sized_model(self, root: Path) -> Sized | None:
         """Size the model anew where its files have changed: their headers are read once."""
-        if self._looks != self._sized_files:
-            self._sized, self._sized_files = self._size(root), dict(self._looks)
+        if self.looks != self._sized_files:
+            self._sized, self._sized_files = self._size(root), dict(self.looks)
         return self._sized
 
-    def _look(self, path: Path, before: dict[Path, _Look]) -> bool:
+    def _look(self, path: Path, before: dict[Path, Look]) -> bool:
         """Look at a file, at its header only where it has changed; return whether it is still growing."""
         stat, old = path.stat(), before.get(path)
         same = old is not None and (old.size, old.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
         if old is not None and same:
-            self._looks[path] = old
+            self.looks[path] = old
             return False
         short = short_bytes(path, stat.st_size) if path.suffix == ".safetensors" else 0
-        self._looks[path] = _Look(stat.st_size, stat.st_mtime_ns, short)
+        self.looks[path] = Look(stat.st_size, stat.st_mtime_ns, short)
         return old is not None or self._wall() - stat.st_mtime < SETTLE_S
 
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from sparkd.adapters import machine, reach
 from sparkd.adapters.guard import Guard
 from sparkd.adapters.model_files import LocalModel
-from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
 from sparkd.adapters.mqtt import BrokerOptions, MqttBus
 from sparkd.adapters.peer import HttpPeerView, PeerAddress
 from sparkd.adapters.ray_table import GcsTable
 from sparkd.adapters.vllm_api import VllmApi
+from sparkd.app.model import local_model, sizing_of
 from sparkd.app.unit_backend import UnitsBackend, backend_of
 from sparkd.config import Loaded
-from sparkd.config.asked import layout_of, sizing_options
 from sparkd.engines.lines import read_line
 from sparkd.engines.member import render_unit
-from sparkd.engines.model import Device, Rendered
+from sparkd.engines.model import Rendered
 from sparkd.intake.logpump import LogPump
 from sparkd.intake.pump import Intake
 from sparkd.intake.signature_files import with_site_signatures
@@ -30,8 +29,10 @@ from sparkd.loop.executor import World
 from sparkd.ports import Clock, Emit
 from sparkd.signals.catalogue import Catalogue, packaged_catalogue
 from sparkd.signals.match import Places
-from sparkd.sizing.sized import Sized, sized
-from sparkd.words import Backend, Settings, Stamp, UnitName
+from sparkd.words import Settings, Stamp, UnitName
+
+if TYPE_CHECKING:
+    from sparkd.adapters.model_unit import ModelByUnit
 
 log = structlog.get_logger()
 
@@ -55,11 +56,12 @@ class Outside:
     bus: MqttBus
     api: VllmApi
     ray: GcsTable
+    model: LocalModel | ModelByUnit
     world: World
 
     async def close(self) -> None:
         """Release everything; no unit is ended."""
-        for part in (self.pump, self.backend, self.api, self.ray):
+        for part in (self.pump, self.backend, self.api, self.ray, self.model):
             await part.close()
 
 
@@ -74,7 +76,7 @@ def connect(
     api = VllmApi(_api_host(loaded), spec.api_port, spec.served_name, clock, api_key=loaded.api_key)
     token = None if spec.ray_auth_token_path is None else Path(spec.ray_auth_token_path)
     ray = GcsTable(f"{loaded.nodes[0].address}:{spec.ray_port}", token_path=token)
-    programs = (spec.vllm_program, *([spec.ray_program] if spec.backend is Backend.RAY else []))
+    model = _model(loaded, backend)
     world = World(
         units=backend.units,
         sources=pump,
@@ -83,11 +85,11 @@ def connect(
         ray=ray,
         api=api,
         guard=_guard(loaded, clock),
-        model=LocalModel(spec.model, programs, spec.path, size=partial(_sized, loaded)),
+        model=model,
         render=_renderer(loaded),
         end=told.end,
     )
-    return Outside(backend, pump, bus, api, ray, world)
+    return Outside(backend, pump, bus, api, ray, model, world)
 
 
 def _guard(loaded: Loaded, clock: Clock) -> Guard:
@@ -103,17 +105,14 @@ def _guard(loaded: Loaded, clock: Clock) -> Guard:
     )
 
 
-def _sized(loaded: Loaded, folder: Path) -> Sized | None:
-    """Return what the model's files say; what cannot be sized is told and launched as it is asked."""
-    if loaded.engine.device is Device.CPU:
-        return None  # the ranks of a test bed share the node's memory, and have no device
-    try:
-        checkpoint = read_checkpoint(folder)
-    except ModelHeadersError as error:
-        log.warning("model not sized", reason=str(error), note="launched as asked; sparkctl plan says more")
-        return None
-    options = sizing_options(loaded.engine, unified_memory=loaded.policy.unified_memory)
-    return sized(checkpoint, layout_of(loaded.engine), options)
+def _model(loaded: Loaded, backend: UnitsBackend) -> LocalModel | ModelByUnit:
+    """Return the eyes on the model's files; under systemd also those of the engine's user."""
+    own = local_model(loaded)
+    if not backend.under_systemd:
+        return own
+    from sparkd.adapters.model_unit import ModelByUnit  # with the bus's library, only where it is used
+
+    return ModelByUnit(own, Path(loaded.paths.run_dir), lambda found: found.sized(*sizing_of(loaded)))
 
 
 def _catalogue(loaded: Loaded) -> Catalogue:

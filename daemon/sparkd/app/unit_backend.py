@@ -45,13 +45,14 @@ class UnitsBackend:
     """The backend of units with its sources.
 
     `leaves`: whether this node leaves the cluster when the daemon is asked to end, or only the daemon ends;
-    children end with their daemon. Raises OSError where nobody can say.
+    children end with their daemon. Raises OSError where nobody can say. `under_systemd`: units are systemd's.
     """
 
     units: Units
     leaves: Callable[[], Awaitable[bool]]
     journal: Journal | None
     kernel: KernelLog | None
+    under_systemd: bool = False
 
     def start(self) -> None:
         """Begin to read what does not wait for a unit."""
@@ -93,7 +94,9 @@ def _systemd(loaded: Loaded, pump: LogPump, emit: Emit) -> UnitsBackend:
     kernel = loaded.paths.kernel_log in {AUTO_LOG, JOURNAL}
     journal = Journal(pump.feed, names, _cursor(loaded), kernel=kernel)
     pump.sources = (journal, LogFiles(None, pump.feed, further=_ray_logs(loaded)))
-    return UnitsBackend(units, units.leaving, journal, None if kernel else _kernel(loaded, pump, ""))
+    return UnitsBackend(
+        units, units.leaving, journal, None if kernel else _kernel(loaded, pump, ""), under_systemd=True
+    )
 
 
 def _kernel(loaded: Loaded, pump: LogPump, auto: str) -> KernelLog | None:

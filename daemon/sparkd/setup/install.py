@@ -119,9 +119,10 @@ def _drop_ins(package: Package, host: Host, user: str) -> Iterator[File]:
         if unit.endswith(".service") and host.node is not None and host.node.name != host.hostname:
             why = f"this machine is the node {host.node.name}"
             yield _drop_in(unit, NODE_DROP_IN, why, f"Environment=SPARKD_NODE={host.node.name}\n")
-        names = places.ENGINE_CREDENTIALS if is_engine else places.OPTIONAL_CREDENTIALS
+        runs_engine = unit in places.ENGINE_UNITS
+        names = places.ENGINE_CREDENTIALS if runs_engine else places.OPTIONAL_CREDENTIALS
         there = [name for name in names if f"{places.CONFIG_DIR}/{name}" in host.files]
-        if there and (is_engine or unit == places.DAEMON):
+        if there and (runs_engine or unit == places.DAEMON):
             body = "".join(f"LoadCredential={name}:{places.CONFIG_DIR}/{name}\n" for name in there)
             yield _drop_in(unit, CREDENTIALS_DROP_IN, f"hands it {', '.join(there)}", body)
 
