@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkd.core.coordinator import PAUSABLE
+from sparkd.core.by_hand import PAUSABLE
 from sparkd.core.messages import UnitState
 from sparkd.core.phases import TRANSITIONS
 from sparkd.words import ENGINE, LIVE, Phase

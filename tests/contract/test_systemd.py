@@ -12,10 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from contract.units_world import EPOCH, PROC, RAY, SERVE, SETTINGS, UP, World, alive
+from contract.units_world import (
+    CLUSTER,
+    EPOCH,
+    GENERATIONS,
+    PROC,
+    RAY,
+    SERVE,
+    SETTINGS,
+    UP,
+    World,
+    alive,
+)
 from sparkd.adapters.launch import Launch, launch_path, write_launch
 from sparkd.adapters.services import service
 from sparkd.core.events import (
+    EndedUnit,
     LeftoversSwept,
     RunningUnit,
     UnitEmptied,
@@ -165,6 +177,88 @@ def test_a_stop_by_hand_is_told_to_the_daemon_that_comes_in_between(on_systemd) 
         assert await world.next() == UnitStoppedByHand(SERVE, world.generation)
         assert await world.next() == UnitExited(SERVE, world.generation, signal=9)
         assert await world.next() == UnitEmptied(SERVE, world.generation)
+
+    on_systemd(scenario)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("rest()", {"signal": 15}),
+        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); rest()", {"code": 0}),
+    ],
+    ids=["SIGTERM", "exit 0"],
+)
+def test_a_stop_by_hand_is_told_to_the_daemon_that_was_away(on_systemd, end, how) -> None:
+    """Also where systemd itself has forgotten it: the unit's own notes tell."""
+
+    async def scenario(world: World) -> None:
+        await world.start(f"say('up'); {end}")
+        await world.heard("up")
+        await world.units.close()
+        world.node.run("systemctl", "stop", UNIT)
+        world.units = world.backend()
+        ended = EndedUnit(SERVE, Stamp(EPOCH, world.generation), SETTINGS, **how, by_hand=True)
+        assert await world.units.sweep() == LeftoversSwept((), ended=(ended,))
+
+    on_systemd(scenario)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(0)", {"code": 0}),
+        ("os._exit(7)", {"code": 7}),
+        ("os.kill(os.getpid(), 15)", {"signal": 15}),
+    ],
+    ids=["exit 0", "exit 7", "SIGTERM"],
+)
+def test_an_end_is_told_to_the_daemon_that_was_away(on_systemd, end, how) -> None:
+    async def scenario(world: World) -> None:
+        root = await world.start(f"signal.signal(signal.SIGUSR1, lambda *_: {end}); {UP}")
+        await world.heard("up")
+        await world.units.close()
+        os.kill(root, signal.SIGUSR1)
+        await until(lambda: shown(world, "ActiveState")["ActiveState"] in {"inactive", "failed"})
+        world.units = world.backend()
+        ended = EndedUnit(SERVE, Stamp(EPOCH, world.generation), SETTINGS, **how)
+        assert await world.units.sweep() == LeftoversSwept((), ended=(ended,))
+
+    on_systemd(scenario)
+
+
+def test_an_end_that_was_ordered_is_no_news_to_the_next_daemon(on_systemd) -> None:
+    async def scenario(world: World) -> None:
+        root = await world.start(f"deaf(); {UP}")
+        await world.heard("up")
+        stopping = asyncio.create_task(world.units.stop(SERVE, world.generation, 30.0))
+        await until(lambda: not launch_path(world.node.path("/run/sparkd"), SERVE).exists())
+        stopping.cancel()
+        await world.units.close()
+        os.kill(root, signal.SIGKILL)
+        await until(lambda: shown(world, "ActiveState")["ActiveState"] in {"inactive", "failed"})
+        world.units = world.backend()
+        assert await world.units.sweep() == LeftoversSwept(())
+
+    on_systemd(scenario)
+
+
+def test_the_same_again_is_run_as_it_was_rendered(on_systemd) -> None:
+    """Its own note stands there for the next start; what is run bears the new generation."""
+
+    async def scenario(world: World) -> None:
+        note = world.node.path("/run/sparkd/serve/rendered")
+        note.unlink(missing_ok=True)
+        for generation in (world.generation, next(GENERATIONS)):
+            before = note.exists() and note.stat().st_ino
+            root = await world.start(UP, generation=generation)
+            await world.heard("up")
+            mark = f"SPARKD_STAMP={CLUSTER}/one/{generation}/serve".encode()
+            assert mark in (PROC / str(root) / "environ").read_bytes().split(b"\0")
+            assert before in {False, note.stat().st_ino}
+            await world.units.stop(SERVE, generation, 5.0)
+            while not isinstance(await world.next(), UnitEmptied):
+                pass
 
     on_systemd(scenario)
 

@@ -220,6 +220,7 @@ class World:
         """Whatever a test has left ends."""
         if self.node is not None:
             for unit in UnitName:
+                self.node.path(f"/run/sparkd/launch-{unit}.json").unlink(missing_ok=True)
                 self.node.run("systemctl", "kill", "-s", "KILL", f"sparkd-{unit}.service", check=False)
                 self.node.run("systemctl", "stop", f"sparkd-{unit}.service", check=False)
             return

@@ -20,7 +20,7 @@ from core.given import (
 )
 from sparkd.core.adopt import has_part, is_addressed, is_back, readdress, take_over
 from sparkd.core.commands import PublishIntent
-from sparkd.core.events import RunningUnit
+from sparkd.core.events import EndedUnit, RunningUnit
 from sparkd.core.messages import UnitState, UnitStatus
 from sparkd.core.records import Kept
 from sparkd.core.turn import Turn
@@ -140,6 +140,55 @@ def test_a_part_or_what_has_something_else_beside_it_is_not_taken_over(member: d
 def test_what_is_over_beside_it_does_not_matter() -> None:
     gone = unit(SERVE, UnitState.GONE, 6)
     assert taken(newborn(member={"units": (gone, unit(RAY), unit(SERVE))}))
+
+
+# -- what ended while nobody led -----------------------------------------------------------------
+
+
+def ended(**how) -> dict:
+    """A member whose serve has ended and whose Ray runs on."""
+    over = EndedUnit(SERVE, STAMP, ASKED, **how)
+    by_hand = bool(how.get("by_hand"))
+    gone = unit(SERVE, UnitState.GONE, signal=how.get("signal"), ordered=by_hand, by_hand=by_hand)
+    return {"units": (unit(RAY), gone), "found": found(RAY), "ended": (over,)}
+
+
+@pytest.mark.parametrize("kept", [Phase.SERVING, Phase.VERIFYING, Phase.LOADING_WEIGHTS, Phase.FORMING])
+@pytest.mark.parametrize("how", [{"signal": 9}, {"signal": 15, "by_hand": True}, {}])
+def test_what_ended_here_while_nobody_led_is_taken_over_and_nothing_is_ordered(
+    kept: Phase, how: dict
+) -> None:
+    turn = newborn(kept, member=ended(**how))
+    assert taken(turn)
+    assert turn.lead.phase is (Phase.VERIFYING if kept is Phase.SERVING else kept)
+    assert (turn.lead.epoch, turn.lead.settings, turn.lead.intent) == (3, ASKED, None)
+
+
+def test_what_ended_on_a_peer_while_nobody_led_is_taken_over() -> None:
+    over = {"units": (UnitStatus(RAY, 7, UnitState.GONE, signal=9),)}
+    turn = newborn(status=over)
+    assert taken(turn)
+    assert turn.lead.intent is None
+    alone = newborn(units=(), status=over, settings=Settings(max_num_seqs=3))
+    assert taken(alone)
+    assert alone.lead.settings == Settings(max_num_seqs=3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kept": Phase.FAILING},  # its end was ordered
+        {"kept": Phase.PAUSED},
+        {"kept": Kept()},
+        {"kept": Kept(generation=6, phase=Phase.SERVING)},
+        {"member": {**ended(signal=9), "unclean_generation": 7}},  # the node went down
+        {"status": {"unclean_generation": 7}},
+        {"member": {**ended(signal=9), "swept": False}},
+        {"member": {**ended(signal=9), "units": (unit(SERVE, UnitState.GONE, ordered=True),)}},
+    ],
+)
+def test_an_end_that_says_nothing_is_not_taken_over(changes: dict) -> None:
+    assert not taken(newborn(**{"member": ended(signal=9), **changes}))
 
 
 # -- which generation is the newest --------------------------------------------------------------

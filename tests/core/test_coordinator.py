@@ -155,6 +155,22 @@ def test_a_unit_stopped_by_hand_is_a_pause_and_no_failure(phase) -> None:
         assert turn.lead.paused_from is Phase.WAITING
 
 
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.BACKING_OFF])
+def test_a_stop_by_hand_that_is_told_late_closes_the_incident_that_it_had_opened(phase) -> None:
+    """By a daemon that was away when a person stopped its unit. Without an incident it is history."""
+    told = turn_of(head_state(phase, member=BY_HAND, incident=Incident(number=4, opened_at_s=1.0)))
+    c._obey(told)
+
+    assert moves(told) == [(Phase.PAUSED, "asked to pause")]
+    assert (told.lead.pause_wanted, told.lead.asked_pause, told.lead.incident) == (True, True, None)
+    closed = [record for record in told.records if isinstance(record, IncidentClosed)]
+    assert [(record.incident, record.outcome) for record in closed] == [(4, "stopped")]
+
+    resumed = turn_of(head_state(phase, member=BY_HAND))
+    c._obey(resumed)
+    assert moves(resumed) == []
+
+
 @pytest.mark.parametrize(
     ("status", "fresh", "said"),
     [
@@ -229,9 +245,12 @@ def test_the_workers_end_counts_where_its_word_is_fresh_and_an_intent_named_it()
     assert moves(serving(status=gone)) == [(Phase.FAILING, "spark-b: ray ended (exit code 1)")]
     stale = serving(peer=worker_seen(status_of_worker(**gone), fresh=False))
     assert moves(stale) == []
-    unasked = turn_of(head_state(intent=None, peer=worker_seen(status_of_worker(**gone))))
-    c._note_peers(unasked)
-    assert moves(unasked) == []
+    other = turn_of(head_state(peer=worker_seen(status_of_worker(instance="b#2", swept=False, **gone))))
+    c._note_peers(other)
+    assert moves(other) == []
+    taken_over = turn_of(head_state(intent=None, peer=worker_seen(status_of_worker(**gone))))
+    c._note_peers(taken_over)
+    assert moves(taken_over) == [(Phase.FAILING, "spark-b: ray ended (exit code 1)")]
 
 
 def test_a_daemon_that_came_back_without_its_processes_ends_the_generation() -> None:

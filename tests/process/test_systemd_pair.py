@@ -81,6 +81,31 @@ def test_a_unit_that_a_person_stops_stays_stopped(pair) -> None:
     assert pair.until_serving(90.0)["generation"] > said["generation"]
 
 
+@pytest.mark.parametrize(("node", "unit"), [("head", "sparkd-serve"), ("worker", "sparkd-ray")])
+def test_a_unit_that_a_person_stops_while_its_daemon_is_away_stays_stopped(pair, node, unit) -> None:
+    """The daemon reads it off the unit's own notes when it is back, and takes it for a pause."""
+    said = pair.until_serving(60.0)
+    machine = getattr(pair, node)
+    machine.systemctl("stop", "sparkd")
+    machine.systemctl("stop", unit)
+    machine.systemctl("start", "sparkd")
+    paused = pair.until(lambda now: now["phase"] == "paused", 60.0)
+    assert paused["incident"] is None
+    pair.head.box.run("/opt/sparkd/bin/sparkctl", "resume")
+    assert pair.until_serving(90.0)["generation"] > said["generation"]
+
+
+def test_an_end_while_the_heads_daemon_is_away_is_an_incident_all_the_same(pair) -> None:
+    said = pair.until_serving(60.0)
+    pair.head.systemctl("stop", "sparkd")
+    pair.head.systemctl("kill", "-s", "KILL", "sparkd-serve")
+    assert netns.wait_until(lambda: pair.head.shown("sparkd-serve", "ActiveState") == "failed", 20.0)
+    pair.head.systemctl("start", "sparkd")
+    after = pair.until(lambda now: now["serving"] and now["generation"] > said["generation"], 90.0)
+    assert after["last_incident"]["incident"] == (said["last_incident"] or {"incident": 0})["incident"] + 1
+    assert after["last_incident"]["outcome"] == "recovered"
+
+
 def test_a_daemon_that_stands_still_is_replaced_by_the_watchdog(pair) -> None:
     """Shortened from 30 s; the engine does not notice."""
     said = pair.until_serving(60.0)

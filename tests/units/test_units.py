@@ -10,18 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from sparkd.adapters import model_unit
 from sparkd.adapters.services import KILL_DEADLINE_S, SLICE, TARGET, service
 from sparkd.app import EX_CONFIG
-from sparkd.cli.sparkd import _parser
+from sparkd.cli.sparkd_options import parser
 from sparkd.config.checks import UNIT_STOP_S, leaving_s
 from sparkd.config.values import Paths
 from sparkd.core.member import LEAVING_PATIENCE_S
 from sparkd.core.policy import Policy
+from sparkd.loop.executor import DEADLINE_S
 from sparkd.words import UnitName
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "units").iterdir())
 SPARKD, GUARD = ROOT / "units" / "sparkd.service", ROOT / "units" / "sparkd-guard.service"
+FILES = ROOT / "units" / "sparkd-files.service"
 ENGINE = {unit: ROOT / "units" / service(unit) for unit in UnitName}
 ANALYZE = shutil.which("systemd-analyze")
 DIRECTIVE = re.compile(r"#?([A-Z][A-Za-z]+)=(.*)")
@@ -58,7 +61,7 @@ def test_systemd_has_nothing_to_say(path, commented, tmp_path) -> None:
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("path", [SPARKD, GUARD], **IDS)
+@pytest.mark.parametrize("path", [SPARKD, GUARD, FILES], **IDS)
 def test_the_sandbox_is_tight(path) -> None:
     """0 is locked in, 10 is everything allowed."""
     done = analyze("security", "--offline=true", "--threshold=25", str(path))
@@ -82,11 +85,22 @@ def test_the_units_run_what_is_installed() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 
     assert Path(program).name in scripts
-    assert _parser().parse_args(arguments).config == "/etc/sparkd/sparkd.toml"
+    assert parser().parse_args(arguments).config == "/etc/sparkd/sparkd.toml"
     assert int(wanted["RestartPreventExitStatus"]) == EX_CONFIG
     for unit, path in ENGINE.items():
-        options = _parser().parse_args(directives(path)["ExecStart"].split()[1:])
+        options = parser().parse_args(directives(path)["ExecStart"].split()[1:])
         assert (options.command, options.unit, options.config) == ("exec", unit, "/etc/sparkd/sparkd.toml")
+
+
+def test_the_look_at_files_is_the_engines_users_and_outlasts_what_the_daemon_waits() -> None:
+    wanted, engine = directives(FILES), directives(ENGINE[UnitName.SERVE])
+    options = parser().parse_args(wanted["ExecStart"].split()[1:])
+
+    assert (options.command, options.config) == ("files", "/etc/sparkd/sparkd.toml")
+    assert (wanted["User"], wanted["Group"]) == (engine["User"], engine["Group"])
+    assert f"/run/{wanted['RuntimeDirectory']}" == f"{Paths().run_dir}/files"
+    assert FILES.name == model_unit.UNIT
+    assert model_unit.DEADLINE_S < DEADLINE_S < float(wanted["TimeoutStartSec"])
 
 
 def test_the_directories_are_those_of_the_configuration() -> None:
@@ -101,6 +115,7 @@ def test_the_directories_are_those_of_the_configuration() -> None:
         assert f"/run/{wanted['RuntimeDirectory']}" == f"{paths.run_dir}/{unit}"
         assert wanted["RuntimeDirectoryPreserve"] == "yes"
         assert wanted["ExecStopPost"].endswith(f" {paths.run_dir}/{unit}/exit")
+        assert wanted["ExecStop"].endswith(f" {paths.run_dir}/{unit}/stopped")
 
 
 def test_an_orderly_end_has_the_time_that_it_needs() -> None:

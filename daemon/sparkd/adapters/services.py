@@ -27,7 +27,8 @@ log = structlog.get_logger(__name__)
 
 SLICE = "sparkd-engine.slice"
 TARGET = "sparkd.target"
-# v1 hierarchies tell nobody that a group has become empty: looked at so often while an end is awaited.
+# Nobody tells that a group has become empty; systemd tells when it has seen that, and then it is looked at
+# once more. Should its word be lost, so often.
 EMPTY_EVERY_S = 0.05
 # After SIGKILL a process ends within milliseconds unless the kernel holds it (D state).
 KILL_DEADLINE_S = 5.0
@@ -53,6 +54,9 @@ def _rules() -> tuple[str, ...]:
 class Services:
     """The services, without any memory of what was started.
 
+    Attributes:
+        jobs: for each unit what is set when systemd's next job for it is over.
+
     Args:
         groups: the control groups.
         news: called with the units of which something may have changed.
@@ -66,10 +70,19 @@ class Services:
         self._units = {unit_path(service(unit)): unit for unit in UnitName}
         self._bus = SystemBus(_rules(), self._heard, self._came_up, address=bus_address)
         self._holding: asyncio.Task[None] | None = None
+        self._told = {unit: asyncio.Event() for unit in UnitName}
+        self.jobs = {unit: asyncio.Event() for unit in UnitName}
+        self._asked: dict[UnitName, asyncio.Task[Facts]] = {}
 
     async def facts(self, unit: UnitName) -> Facts:
-        """Return what systemd says of the unit now. Raises OSError."""
-        return facts_of(await self._bus.properties(unit_path(service(unit))))
+        """Return what systemd says of the unit now. Raises OSError.
+
+        Who asks while an answer is on its way shares it, unless something was told since it was asked for.
+        """
+        asked = self._asked.get(unit)
+        if asked is None or asked.done():
+            asked = self._asked[unit] = asyncio.create_task(_facts(self._bus, unit), name=f"facts-{unit}")
+        return await asyncio.shield(asked)
 
     def group(self, facts: Facts, unit: UnitName) -> str:
         """Return the unit's control group, also of one that systemd holds for ended."""
@@ -84,15 +97,23 @@ class Services:
         await self._bus.manager("StartUnit", "ss", service(unit), "fail")
 
     async def end(
-        self, unit: UnitName, group: str, grace_s: float, kill_deadline_s: float
+        self, unit: UnitName, group: str, grace_s: float, kill_deadline_s: float, *, told: bool = False
     ) -> tuple[int, ...]:
         """SIGTERM to all, after *grace_s* SIGKILL; return the pids that survive it.
+
+        Args:
+            unit: what is ended.
+            group: its control group.
+            grace_s: how long it may take before SIGKILL.
+            kill_deadline_s: how long after that before it is unkillable.
+            told: its root has ended: systemd has sent SIGTERM to the rest by itself (KillMode=).
 
         Raises:
             OSError: where no SIGKILL could be delivered, which proves nothing.
         """
-        with contextlib.suppress(OSError):  # SIGKILL follows in any case, and tells what is wrong
-            await self._kill(unit, Signals.SIGTERM)
+        if not told:
+            with contextlib.suppress(OSError):  # SIGKILL follows in any case, and tells what is wrong
+                await self._kill(unit, Signals.SIGTERM)
         if await self.empty_within(unit, group, grace_s):
             return ()
         deadline_s = asyncio.get_running_loop().time() + kill_deadline_s
@@ -113,13 +134,14 @@ class Services:
         """Wait for the group to be empty; return whether it is. Not to see is not to be gone."""
         deadline_s = asyncio.get_running_loop().time() + within_s
         while True:
+            told = self._told[unit]
             with contextlib.suppress(OSError):
                 if not self.pids(group) and await self._settled(unit) and not self.pids(group):
                     return True
             left_s = deadline_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return False
-            await asyncio.sleep(min(EMPTY_EVERY_S, left_s))
+            await soon(told, min(EMPTY_EVERY_S, left_s))
 
     async def _settled(self, unit: UnitName) -> bool:
         """Whether systemd puts nothing more into the group by itself (ExecStopPost=); proves nothing else."""
@@ -166,9 +188,36 @@ class Services:
 
     def _came_up(self) -> None:
         self._holding = asyncio.create_task(self._hold(), name="hold-units")
-        self._news(frozenset(UnitName))
+        self._tell(frozenset(UnitName))
 
     def _heard(self, message: Message) -> None:
-        unit = self._units.get(message.path or "")
-        if unit is not None or message.member == "JobRemoved":
-            self._news(frozenset(UnitName) if unit is None else frozenset({unit}))
+        if (unit := self._units.get(message.path or "")) is not None:
+            self._tell(frozenset({unit}))
+        elif message.member == "JobRemoved":  # number, job, unit, result
+            for unit in UnitName:
+                if service(unit) in message.body:
+                    self.jobs[unit] = _rung(self.jobs[unit])
+                    self._tell(frozenset({unit}))
+
+    def _tell(self, units: frozenset[UnitName]) -> None:
+        for unit in sorted(units):
+            self._asked.pop(unit, None)
+            self._told[unit] = _rung(self._told[unit])
+        self._news(units)
+
+
+async def _facts(bus: SystemBus, unit: UnitName) -> Facts:
+    return facts_of(await bus.properties(unit_path(service(unit))))
+
+
+def _rung(event: asyncio.Event) -> asyncio.Event:
+    """Wake who waits for *event*; return the one for whoever waits next."""
+    event.set()
+    return asyncio.Event()
+
+
+async def soon(event: asyncio.Event, within_s: float) -> None:
+    """Wait for *event*, at most *within_s* seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await event.wait()

@@ -21,12 +21,27 @@ from pathlib import Path
 import structlog
 
 from sparkd.adapters.cgroups import Groups
-from sparkd.adapters.launch import Launch, LaunchError, read_launch, read_ran, write_launch
+from sparkd.adapters.launch import (
+    Launch,
+    LaunchError,
+    read_exit,
+    read_launch,
+    read_ran,
+    remove_launch,
+    write_launch,
+)
 from sparkd.adapters.proctree import read_name
-from sparkd.adapters.services import KILL_DEADLINE_S, Services, service
-from sparkd.adapters.unitfacts import ending_of
+from sparkd.adapters.services import KILL_DEADLINE_S, Services, service, soon
+from sparkd.adapters.unitfacts import Ending, Facts, ending_of
 from sparkd.adapters.unitwatch import LOOK_EVERY_S, Follower, Watch
-from sparkd.core.events import LeftoversSwept, RunningUnit, UnitEmptied, UnitStarted, UnitUnkillable
+from sparkd.core.events import (
+    EndedUnit,
+    LeftoversSwept,
+    RunningUnit,
+    UnitEmptied,
+    UnitStarted,
+    UnitUnkillable,
+)
 from sparkd.engines.digest import node_digest
 from sparkd.engines.model import Rendered
 from sparkd.ports import Emit
@@ -112,7 +127,10 @@ class Systemd:
         if watch.stamp.generation > generation or watch.emptied.is_set():
             self._emit(UnitEmptied(unit, generation))
             return
-        survivors = await self._services.end(unit, watch.group, grace_s, self._kill_deadline_s)
+        remove_launch(self._run_dir, unit)  # what ends by our order is nobody's news to the next daemon
+        survivors = await self._services.end(
+            unit, watch.group, grace_s, self._kill_deadline_s, told=watch.exited.is_set()
+        )
         if survivors:
             log.error("unit_unkillable", unit=unit.value, generation=generation, pids=survivors)
             self._emit(UnitUnkillable(unit, generation, survivors))
@@ -135,21 +153,32 @@ class Systemd:
         generations: set[int] = set()
         survivors: list[int] = []
         running: list[RunningUnit] = []
+        ended: list[EndedUnit] = []
         for unit in reversed(UnitName):
             watch = self._watches.get(unit)
             facts = await self._services.facts(unit)
             group = self._services.group(facts, unit)
-            if (watch and not watch.emptied.is_set()) or not self._services.pids(group):
+            if watch and not watch.emptied.is_set():
                 continue
-            launch = self._ordered(unit)
+            launch, lives = self._ordered(unit), bool(self._services.pids(group))
+            runs = launch is not None and lives and ending_of(facts) is None
+            if launch and not runs:
+                ended.append(self._ended(launch, facts))
+            if not lives:
+                continue
             generations |= {launch.stamp.generation} if launch else set()
-            if launch and ending_of(facts) is None:
+            if launch and runs:
                 self._take_over(Watch(unit, launch.stamp, group, facts.invocation, facts.exec_pid))
                 running.append(RunningUnit(unit, launch.stamp, launch.settings))
             else:
                 survivors += await self._services.end(unit, group, SWEEP_GRACE_S, self._kill_deadline_s)
                 log.warning("leftovers_swept", unit=unit.value, order=launch, survivors=survivors)
-        return LeftoversSwept(tuple(sorted(generations)), tuple(sorted(survivors)), tuple(reversed(running)))
+        return LeftoversSwept(
+            tuple(sorted(generations)),
+            tuple(sorted(survivors)),
+            tuple(reversed(running)),
+            tuple(reversed(ended)),
+        )
 
     async def close(self) -> None:
         """Release resources. Does not end units."""
@@ -162,10 +191,10 @@ class Systemd:
     async def _bring_up(self, watch: Watch) -> None:
         """Have systemd start it, and wait until `sparkd exec` has become the engine or has refused."""
         await self._services.enqueue_start(watch.unit)
-        facts = await self._services.facts(watch.unit)
-        while facts.job_id:
-            await watch.news(LOOK_EVERY_S)
-            facts = await self._services.facts(watch.unit)
+        over = self._services.jobs[watch.unit]
+        while (facts := await self._services.facts(watch.unit)).job_id:
+            await soon(over, LOOK_EVERY_S)
+            over = self._services.jobs[watch.unit]
         ran, invocation = read_ran(self._run_dir, watch.unit)
         if ran != watch.stamp:
             why = facts.status_text or f"its start ended with {facts.result} ({facts.main_status})"
@@ -187,6 +216,17 @@ class Systemd:
             log.warning("launch_unreadable", unit=unit.value, reason=str(error))
             return None
         return launch if launch and launch.stamp == ran else None
+
+    def _ended(self, launch: Launch, facts: Facts) -> EndedUnit:
+        """Tell how it ended, once, by systemd's word or, where that has forgotten, by the unit's own note."""
+        remove_launch(self._run_dir, launch.unit)
+        _, invocation = read_ran(self._run_dir, launch.unit)
+        known = ending_of(facts) if facts.invocation == invocation else None
+        ending = known or read_exit(self._run_dir, launch.unit, invocation) or Ending()
+        log.info("unit_ended_meanwhile", unit=launch.unit.value, stamp=launch.stamp, ending=ending)
+        return EndedUnit(
+            launch.unit, launch.stamp, launch.settings, ending.code, ending.signal, by_hand=ending.by_job
+        )
 
     def _aside(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

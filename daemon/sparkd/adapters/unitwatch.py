@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from sparkd.adapters.launch import read_exit, remove_launch
-from sparkd.adapters.services import EMPTY_EVERY_S, Services
+from sparkd.adapters.services import EMPTY_EVERY_S, Services, soon
 from sparkd.adapters.unitfacts import Ending, ending_of
 from sparkd.core.events import UnitEmptied, UnitExited, UnitStoppedByHand
 from sparkd.ports import Emit
@@ -41,9 +41,7 @@ class Watch:
 
     async def news(self, within_s: float) -> None:
         """Wait for news, at most *within_s* seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self.changed.wait()
+        await soon(self.changed, within_s)
         self.changed.clear()
 
 
@@ -95,7 +93,7 @@ class Follower:
         noted = read_exit(self._run_dir, watch.unit, watch.invocation)
         if noted is None:
             return Ending() if empty or facts else None
-        return replace(noted, by_job=watch.by_job)
+        return replace(noted, by_job=watch.by_job or noted.by_job)
 
     async def _left(self) -> bool:
         try:

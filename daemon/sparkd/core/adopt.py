@@ -7,15 +7,29 @@ that was served is verified again, one that was starting is followed from where 
 Only the newest generation that anybody has seen is taken over, and only where the head's own part of it runs
 whole: a part alone is fenced like every leftover. A peer that is not heard is not waited for, since a real
 generation proves its part, too; one that is heard without its part ends the generation.
+
+What this head led last and what ended while nobody led is taken over, too: its end is seen then, and is an
+incident, or a person's pause, like any other.
 """
 
 from __future__ import annotations
 
 from sparkd.core import fence, launch
-from sparkd.core.messages import Intent, UnitState
-from sparkd.core.state import Peer, Watch
+from sparkd.core.events import EndedUnit, RunningUnit
+from sparkd.core.messages import Intent, UnitState, UnitStatus
+from sparkd.core.state import Peer, Unit, Watch
 from sparkd.core.turn import Turn
-from sparkd.words import ENGINE, NOTHING_SAID, EngineMemory, Phase, Settings, Stamp, UnitName, differing
+from sparkd.words import (
+    ENGINE,
+    LIVE,
+    NOTHING_SAID,
+    EngineMemory,
+    Phase,
+    Settings,
+    Stamp,
+    UnitName,
+    differing,
+)
 
 FROM = (Phase.IDLE, Phase.WAITING, Phase.PAUSED)
 """Where a coordinator can be that has not ordered anything yet."""
@@ -24,14 +38,38 @@ FROM = (Phase.IDLE, Phase.WAITING, Phase.PAUSED)
 def take_over(turn: Turn) -> None:
     """Take over what runs, where nothing has been ordered yet and nothing speaks against it."""
     lead = turn.lead
-    stopped = lead.asked_target is False
-    if lead.epoch or lead.phase not in FROM or stopped or not turn.member.found:
+    if lead.epoch or lead.phase not in FROM or lead.asked_target is False or not turn.member.swept:
+        return
+    if _is_over(turn):
+        _enter(turn, lead.kept.generation, _left_in(lead.kept.phase))
+        return
+    if not turn.member.found:
         return
     generation = _newest(turn)
     after = _phase_of(turn, generation)
     if after is None or any(_speaks_against(turn, peer, generation, after) for peer in turn.state.peers):
         return
     _adopt(turn, generation, after)
+
+
+def _is_over(turn: Turn) -> bool:
+    """Whether a unit of what this head led last has ended meanwhile, here or on a node that is heard.
+
+    A node that went down is another matter (`core.unclean`): what ended with it says nothing of why.
+    """
+    generation, kept = turn.lead.kept.generation, turn.lead.kept.phase
+    said = [peer.status for peer in turn.state.peers if peer.status is not None and peer.fresh]
+    if kept not in LIVE or turn.member.unclean_generation >= generation:
+        return False
+    if any(status.unclean_generation >= generation for status in said):
+        return False
+    units: list[Unit | UnitStatus] = [*turn.member.units, *(unit for status in said for unit in status.units)]
+    over = [u for u in units if u.state in (UnitState.EXITED, UnitState.GONE)]
+    return any(u.generation == generation and (u.by_hand or not u.ordered) for u in over)
+
+
+def _left_in(kept: Phase) -> Phase:
+    return Phase.VERIFYING if kept is Phase.SERVING else kept
 
 
 def _newest(turn: Turn) -> int:
@@ -80,6 +118,13 @@ def has_part(peer: Peer, generation: int, wanted: tuple[UnitName, ...]) -> bool:
 
 
 def _adopt(turn: Turn, generation: int, after: Phase) -> None:
+    _enter(turn, generation, after)
+    wanted = _forming(turn, generation) if after is Phase.FORMING else launch.running(turn.policy)
+    fence.demand(turn, wanted, turn.policy.stop_grace_s)
+
+
+def _enter(turn: Turn, generation: int, after: Phase) -> None:
+    """Make it the generation that this coordinator leads; nothing is ordered yet."""
     settings, in_force = _settings(turn), turn.lead.settings
     turn.set_lead(
         target=True,
@@ -101,9 +146,7 @@ def _adopt(turn: Turn, generation: int, after: Phase) -> None:
     if turn.lead.phase is Phase.PAUSED:
         turn.set_lead(paused_from=after)
     else:
-        turn.move(after, f"generation {generation} runs on: taken over from an earlier daemon")
-    wanted = _forming(turn, generation) if after is Phase.FORMING else launch.running(turn.policy)
-    fence.demand(turn, wanted, turn.policy.stop_grace_s)
+        turn.move(after, f"generation {generation} is taken over from an earlier daemon")
 
 
 def _forming(turn: Turn, generation: int) -> fence.Wanted:
@@ -120,9 +163,16 @@ def _said(turn: Turn, generation: int) -> EngineMemory:
 
 
 def _settings(turn: Turn) -> Settings:
-    """Return what the engine was started with: the API's unit says it, Ray's where only that runs yet."""
+    """Return what the engine was started with: the API's unit says it, Ray's where only that was there yet.
+
+    Where only a peer's unit is known, they are those in force.
+    """
     order = list(UnitName)
-    return max(turn.member.found, key=lambda found: order.index(found.unit)).settings
+    here: list[RunningUnit | EndedUnit] = [*turn.member.found, *turn.member.ended]
+    newest = max((u.stamp.generation for u in here), default=0)
+    units = [u for u in here if u.stamp.generation == newest]
+    said = max(units, key=lambda found: order.index(found.unit), default=None)
+    return turn.lead.settings if said is None else said.settings
 
 
 def readdress(turn: Turn, intent: Intent) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from sparkd.core import (
     adopt,
+    by_hand,
     fence,
     fitting,
     guards,
@@ -29,9 +30,6 @@ from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
 from sparkd.signals.model import UnitExit
 from sparkd.words import ENGINE, LIVE, Phase, Stamp
-
-PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
-"""Safe points: nothing is half done there."""
 
 RESTING = (Phase.STOPPING, Phase.STOPPED)
 
@@ -73,16 +71,14 @@ def _note_peers(turn: Turn) -> None:
     if lead.phase not in _HOLDING:
         return
     _note_exits(turn, state.node, state.member.units)
-    if intent is None:
-        return
     for peer in state.peers:
         if not peer.fresh or peer.status is None:
             continue
-        if adopt.is_addressed(intent, peer):
+        if intent is None or adopt.is_addressed(intent, peer):
             _note_exits(turn, peer.node, peer.status.units)
         elif peer.status.swept and not adopt.is_back(intent, peer):
             _note_lost_part(turn, peer)
-    if turn.lead.phase in LIVE:
+    if turn.lead.phase in LIVE and intent is not None:
         adopt.readdress(turn, intent)
 
 
@@ -128,16 +124,18 @@ def _obey(turn: Turn) -> None:
     if turn.policy.observe_only and not turn.lead.shutdown:
         _observe(turn)
         return
+    if by_hand.is_told_late(turn):
+        by_hand.take_for_pause(turn)
     lead = turn.lead
     phase, live = lead.phase, lead.phase in LIVE
     resting = RESTING if lead.stop_wanted else (*RESTING, Phase.IDLE)
     if not lead.target and _at(turn) not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
-    elif live and (name := _stopped_by_hand(turn)):
+    elif live and (name := by_hand.stopped(turn)):
         _rest(turn, f"{name} was stopped by hand")
     elif live and (leaving := _leaving(turn)):
         turn.move(Phase.FENCING, f"{leaving} is leaving")
-    elif lead.pause_wanted and phase in PAUSABLE and not _is_stopped(turn):
+    elif lead.pause_wanted and phase in by_hand.PAUSABLE and not _is_stopped(turn):
         turn.set_lead(paused_from=phase, waiting=())
         turn.move(Phase.PAUSED, "asked to pause")
 
@@ -161,26 +159,12 @@ def _at(turn: Turn) -> Phase:
 
 def _rest(turn: Turn, reason: str) -> None:
     """Somebody is at work here: watch and report until he says that sparkd may go on."""
-    turn.set_lead(pause_wanted=True, asked_pause=True)
-    incident.close(turn, "stopped")
+    by_hand.take_for_pause(turn)
     if turn.lead.phase is Phase.SERVING:
         turn.set_lead(paused_from=Phase.WAITING)
         turn.move(Phase.PAUSED, reason)
     else:
         turn.move(Phase.FENCING, reason)
-
-
-def _stopped_by_hand(turn: Turn) -> str | None:
-    state, generation = turn.state, turn.lead.generation
-    for unit in state.member.units:
-        if unit.by_hand and unit.generation == generation:
-            return f"{state.node}'s {unit.unit}"
-    for peer in state.peers:
-        if peer.fresh and peer.status is not None:
-            for part in peer.status.units:
-                if part.by_hand and part.generation == generation:
-                    return f"{peer.node}'s {part.unit}"
-    return None
 
 
 def _leaving(turn: Turn) -> str | None:
@@ -324,9 +308,8 @@ def _try_asked(turn: Turn, reason: str) -> None:
 
 def _failing(turn: Turn) -> None:
     """A unit that a person stopped takes others with it: those ends are his doing, too."""
-    if name := _stopped_by_hand(turn):
-        turn.set_lead(pause_wanted=True, asked_pause=True)
-        incident.close(turn, "stopped")
+    if name := by_hand.stopped(turn):
+        by_hand.take_for_pause(turn)
         turn.move(Phase.BACKING_OFF, f"{name} was stopped by hand")
     else:
         incident.failing(turn)
@@ -374,7 +357,7 @@ def _paused(turn: Turn) -> None:
     if not turn.lead.pause_wanted:
         watch.renew(turn)
         # What a person has stopped by hand is not served on with: it is started anew.
-        turn.move(Phase.WAITING if _stopped_by_hand(turn) else turn.lead.paused_from, "resumed")
+        turn.move(Phase.WAITING if by_hand.stopped(turn) else turn.lead.paused_from, "resumed")
 
 
 PHASES: dict[Phase, Callable[[Turn], None]] = {

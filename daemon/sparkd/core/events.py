@@ -42,15 +42,32 @@ class RunningUnit:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedUnit:
+    """A unit that ended while no daemon was there, not by sparkd's order; `by_hand`: by a person's.
+
+    Exactly one of `code` and `signal`, or neither where nobody noted it.
+    """
+
+    unit: UnitName
+    stamp: Stamp
+    settings: Settings
+    code: int | None = None
+    signal: int | None = None
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LeftoversSwept:
     """What earlier daemons left was looked for: `running` can be taken over, of the rest nothing lives.
 
-    `generations`: of all that was found; `survivors`: pids that survived SIGKILL.
+    `generations`: of all that was found; `survivors`: pids that survived SIGKILL; `ended`: what had run and
+    whose end nobody has seen.
     """
 
     generations: tuple[int, ...]
     survivors: tuple[int, ...] = ()
     running: tuple[RunningUnit, ...] = ()
+    ended: tuple[EndedUnit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

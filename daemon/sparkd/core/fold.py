@@ -14,34 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, member, membership, observed, orphan, release, unstarted, watch
+from sparkd.core import incident, leftovers, member, membership, observed, orphan, release, unstarted, watch
 from sparkd.core.messages import UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import CURVE_MAX, REPORTS_MAX, Peer, Unit
 from sparkd.core.turn import Concern, Turn
 from sparkd.signals.model import MemorySample, Proof, Signal
-from sparkd.words import LIVE, Stamp, UnitName
+from sparkd.words import LIVE, UnitName
 
 
 def fold(turn: Turn, event: ev.Event) -> None:
     """Fold one event."""
     FOLDS[type(event)](turn, event)
-
-
-def _swept(turn: Turn, event: ev.LeftoversSwept) -> None:
-    turn.set_member(sweeping=False, swept=True, found=event.running)
-    turn.see(Stamp(0, max(event.generations, default=0)))
-    for found in event.running:
-        turn.see(found.stamp)
-        member.set_unit(turn, Unit(found.unit, found.stamp.generation, UnitState.RUNNING, turn.now))
-    if event.running:
-        member.runs_on(turn)
-    if event.survivors:
-        generation = max(*event.generations, turn.state.seen.generation, 1)
-        pids = ", ".join(map(str, event.survivors))
-        unit = Unit(UnitName.SERVE, generation, UnitState.UNKILLABLE, turn.now, reason=f"pids {pids}")
-        member.set_unit(turn, unit)
 
 
 def _broker(turn: Turn, event: ev.BrokerChanged) -> None:
@@ -360,7 +345,7 @@ def _intent(turn: Turn, event: ev.IntentReceived) -> None:
 
 
 FOLDS: dict[type, Callable[[Turn, Any], None]] = {
-    ev.LeftoversSwept: _swept,
+    ev.LeftoversSwept: leftovers.fold_swept,
     ev.BrokerChanged: _broker,
     ev.StatusReceived: _status,
     ev.IntentReceived: _intent,

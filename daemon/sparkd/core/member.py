@@ -243,11 +243,14 @@ def _rest(turn: Turn, generation: int) -> None:
 
 
 def _check_model(turn: Turn) -> None:
-    """What a launch needs is checked while nothing runs; a serving engine is left in peace."""
+    """What a launch needs is checked while nothing runs; a serving engine is left in peace.
+
+    While processes end there is time for it: the launch after a failure does not wait for it then.
+    """
     member = turn.member
     if (
         turn.policy.observe_only
-        or alive(turn)
+        or any(unit.state in (UnitState.STARTING, UnitState.RUNNING) for unit in member.units)
         or member.leaving
         or not turn.due(member.checked_at_s + turn.policy.model_check_s)
     ):

@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkd.core.events import EngineObserved, Host, MembershipObserved, PhaseSeen, RunningUnit
+from sparkd.core.events import (
+    EndedUnit,
+    EngineObserved,
+    Host,
+    MembershipObserved,
+    PhaseSeen,
+    RunningUnit,
+)
 from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.records import InContext, Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
@@ -87,7 +94,8 @@ class Published:
 class Member:
     """The engine's part on this node.
 
-    `found`: what an earlier daemon had started here and still ran when this one looked;
+    `found`: what an earlier daemon had started here and still ran when this one looked; `ended`: what had
+    ended by then, and nobody had seen it;
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
     something was started and has not rested since; `curve`: (time, available) of the last samples;
     `unclean_generation`: what ran here when an earlier boot ended without rest, 0 = nothing; `returned`:
@@ -105,6 +113,7 @@ class Member:
     sweep_after_s: float = float("-inf")
     swept: bool = False
     found: tuple[RunningUnit, ...] = ()
+    ended: tuple[EndedUnit, ...] = ()
     emptied_at_s: float | None = None
     rose_bytes: int = 0
     rose_at_s: float = float("-inf")

@@ -110,7 +110,9 @@ class Executor:
     async def _sweep(self, _command: co.SweepLeftovers) -> None:
         swept = await self._world.units.sweep()
         self._emit(swept)
-        for found in swept.running:  # after the event: what they say is of a unit that the core knows
+        # After the event: what they say is of a unit that the core knows.
+        found_units: list[ev.RunningUnit | ev.EndedUnit] = [*swept.running, *swept.ended]
+        for found in found_units:
             self._world.sources.resume(found.unit, found.stamp.generation)
 
     async def _start(self, command: co.StartUnit) -> None:
