@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from sim.chaos import effects
@@ -29,17 +27,8 @@ if TYPE_CHECKING:
     from sim.chaos.machine import Machine
     from sim.chaos.world import World
 
-TIMED_EVERY = 17
-"""The clock costs as much as a part of a step: every so many steps one is measured."""
-
-
-def _clock_s() -> float:
-    """Return what a reading of the clock itself costs: it is no part of a step."""
-    readings = [process_time() for _ in range(1000)]
-    return min(after - before for before, after in pairwise(readings))
-
-
-CLOCK_S = _clock_s()
+SAMPLED_EVERY = 7
+"""Every so many steps one is kept, to be done again when the core's speed is measured (`run`)."""
 STALL_S = 3.0
 PATIENCE_S = 2.0
 REPORTS_MAX = 64
@@ -135,15 +124,14 @@ class Daemon:
     def _step(self, events: Sequence[ev.Event]) -> None:
         world = self.world
         world.steps += 1
-        timed = world.steps % TIMED_EVERY == 0
-        begun = process_time() if timed else 0.0
+        inputs = self.state, events, self.clock(), self.policy
         try:
-            result = stepping.step(self.state, events, self.clock(), self.policy)
+            result = stepping.step(*inputs)
         except Exception:  # noqa: BLE001 - whatever it raises is what is looked for
             world.violate("the step raised nothing", traceback.format_exc(limit=-4))
             return
-        if timed:
-            world.timed_s += max(0.0, process_time() - begun - CLOCK_S)
+        if world.steps % SAMPLED_EVERY == 0:
+            world.sample.append(inputs)
         world.count_step()
         self.state = result.state
         self._commit(result)

@@ -27,6 +27,9 @@ from sparkd.words import Backend, Phase, UnitName
 if TYPE_CHECKING:
     import hashlib
 
+    from sparkd.core.policy import Policy
+    from sparkd.core.state import State
+
 SESSION_S = (2.0, 9.0)
 """So long either side of a session bears silence before it gives it up."""
 SPIN_MAX = 3000
@@ -72,7 +75,8 @@ class World:
         self.guards_lost, self.guards_s = dict.fromkeys(plan.names, 0), float("-inf")
         self.edits = self.births = self.damages = 0
         self.phase = Phase.IDLE
-        self.steps, self.timed_s = 0, 0.0
+        self.steps = 0
+        self.sample: list[tuple[State, Sequence[ev.Event], float, Policy]] = []
         self.log: list[tuple[float, str, str]] | None = [] if tracing else None
         self._spin = (0.0, 0)
         for index, name in enumerate(plan.names):
