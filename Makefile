@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONPATH := tests
 
-.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-guard bench-restart lab-long clean setup
+.PHONY: demo test lint lab contract sim sim-long mutants bench-diagnose bench-policy bench-sizing bench-guard bench-restart lab-long clean setup
 
 setup: $(VENV)/.complete
 
@@ -65,6 +65,10 @@ bench-diagnose: setup
 # The memory ladder against two habits and an oracle, on generated failures; the last line is JSON.
 bench-policy: setup
 	@$(BIN)/python -m benchmarks.policy --seed $(or $(SEED),1) $(ARGS)
+
+# What sizing predicts beside what the real vLLM (CPU build) holds in a limited control group (root; 15 minutes).
+bench-sizing: setup
+	@SPARKD_ENGINE_ENV=$$($(BIN)/python -m lab.engine_env | tail -1) $(BIN)/python -m benchmarks.sizing $(ARGS)
 
 # The memory guard beside Debian's earlyoom and nohang, and a real hog (root; about 15 minutes); the last line is JSON.
 bench-guard: setup

@@ -245,6 +245,25 @@ def test_a_phase_too_short_to_be_measured_held_no_more_than_the_next_one() -> No
     assert learned.of(Phase.LOADING_WEIGHTS) <= 0, "nor did those before"
 
 
+@pytest.mark.parametrize("seen", [Phase.STARTING_API, Phase.VERIFYING])
+def test_what_grew_until_it_was_verified_is_measured_though_it_has_not_served_yet(seen) -> None:
+    request = asked()
+    plain = {need.phase: need.bytes for need in needs_of(request, sizes_of(request))}
+    used = {Phase.CAPTURING_GRAPHS: plain[Phase.CAPTURING_GRAPHS], seen: plain[Phase.SERVING] - 2 * GIB}
+
+    assert learn(request, Observed(tuple(used.items()))).of(Phase.SERVING) == -2 * GIB
+    served = {**used, Phase.SERVING: plain[Phase.SERVING] + GIB}
+    assert learn(request, Observed(tuple(served.items()))).of(Phase.SERVING) == GIB
+
+
+def test_compiling_is_a_part_of_profiling() -> None:
+    request = asked()
+    plain = {need.phase: need.bytes for need in needs_of(request, sizes_of(request))}
+    both = ((Phase.COMPILING, plain[Phase.PROFILING] + GIB), (Phase.PROFILING, plain[Phase.PROFILING]))
+
+    assert learn(request, Observed(both)).of(Phase.PROFILING) == GIB
+
+
 def test_a_pinned_cache_teaches_nothing_about_sizing() -> None:
     request = asked(54.0, kv_cache_bytes=8 * GIB)
     assert learn(request, Observed((), 7 * GIB)) == Learned()

@@ -271,14 +271,21 @@ def learn(request: Request, observed: Observed, weights: Weights | None = None) 
 
 
 def _deltas(estimated: dict[Phase, int], used: dict[Phase, int]) -> tuple[tuple[Phase, int], ...]:
-    """Return measured less estimated; a phase too short to be seen held no more than the next that was."""
-    order, found, before = list(Phase), list[tuple[Phase, int]](), 0
+    """Return measured less estimated; a phase too short to be seen held no more than the next that was.
+
+    Phases that are not sized for themselves (compiling, the API's start) are a part of the next that is: what
+    grew until the engine was verified is measured, though it has not served long yet.
+    """
+    order, found, before, since = list(Phase), list[tuple[Phase, int]](), 0, 0
     for phase, amount in estimated.items():
-        if phase in used:
-            before = used[phase] - amount
+        until = order.index(phase) + 1
+        seen = [used[part] for part in order[since:until] if part in used]
+        since = until
+        if seen:
+            before = max(seen) - amount
             found.append((phase, before))
             continue
-        later = next((used[after] for after in order[order.index(phase) :] if after in used), None)
+        later = next((used[after] for after in order[until:] if after in used), None)
         if later is not None and later - amount < before:
             found.append((phase, later - amount))
     return tuple(found)
