@@ -27,6 +27,7 @@ KNOWN = {
     "plan_not_compared": (53,),
     "older_answer_counts": (2,),
     "unkillable_is_gone": (171,),
+    "whoever_answers_nothing_is_gone": (2007,),
     "always_present": (121,),
     "stall_is_silence": (75,),
     "stop_not_obeyed": (47,),

@@ -132,7 +132,14 @@ def _power_loss(world: World, fault: Fault) -> None:
 
 
 def _dark(world: World, fault: Fault) -> None:
-    """The head's host is gone for longer than a hang is borne: nobody reaches it on any path."""
+    """The head's host is gone for longer than a hang is borne: nobody reaches it on any path.
+
+    Where only its addresses are (a firewall, a wrong route), the ranks still speak by RDMA.
+    """
+    if fault.value == "addresses":
+        for path in ("mqtt", "fabric", "management"):
+            _cut(world, path, replace(fault, node=world.head), "both")
+        return
     head = replace(fault, node=world.head, value="kept" if fault.value == "power" else "both")
     (_power_loss if fault.value == "power" else _isolate)(world, head)
 

@@ -130,8 +130,12 @@ class Judgements:
             self.paused = verb is ev.Verb.PAUSE
         if verb is not ev.Verb.SHUTDOWN:
             self.damages, self.asked_of = self.world.damages, daemon.instance
-            # What waits in a daemon that stands still, or for its disk, is not kept yet.
-            late_s = float("inf") if daemon.stopped else KEPT_S + DISK_S * (daemon.machine.disk_s > 0)
+            # What waits in a daemon that stands still, or for its disk, is not kept yet; on a full one never.
+            late_s = (
+                float("inf")
+                if daemon.stopped or daemon.machine.disk.full
+                else KEPT_S + DISK_S * (daemon.machine.disk_s > 0)
+            )
             self.wishes_sure_s = self.world.now + late_s
         if verb in (ev.Verb.START, ev.Verb.RESUME):
             self.held = ""

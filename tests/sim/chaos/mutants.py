@@ -339,6 +339,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("always_present", _always_present),
     Mutant("will_acts", silences.will_acts),
     Mutant("worker_stops_on_silence", silences.worker_stops_on_silence),
+    Mutant("whoever_answers_nothing_is_gone", silences.whoever_answers_nothing_is_gone),
     Mutant("silent_peer_is_leaving", silences.silent_peer_is_leaving),
     Mutant("broker_down_is_failure", silences.broker_down_is_failure),
     Mutant("stall_is_silence", _stall_is_silence),

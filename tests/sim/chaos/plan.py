@@ -7,6 +7,7 @@ What is left to chance in the run (delays, losses, exits) comes from generators 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,11 @@ MONITOR_OFF_SHARE = 0.5
 """In so many worlds Ray's monitor is wanted off, as by default."""
 OUTLIVES_SHARE = 0.4
 """Share of the worlds in which units outlive their daemon (as under systemd): the next takes them over."""
+VARIED_SHARE, VARIED_FROM = 0.7, 2000
+"""Share of the worlds whose operators have set more than times, and that meet more than the usual faults:
+of the seeds beyond the fixed ones, in which each rule that is switched off was found."""
+DISCRETE_SHARE = 0.2
+"""Share of the worlds in which the GPUs have a memory of their own."""
 CODEC_SHARE = 0.06
 """Share of the worlds in which every message passes the real wire codec."""
 
@@ -126,7 +132,38 @@ def draw(seed: int) -> Plan:
         plan.policy["ray_monitor_off_asked"] = True
         plan.policy["settings"] = replace(plan.policy["settings"], ray_memory_threshold=RAISED_THRESHOLD)
     outlives = random.Random(f"outlives {seed}").random() < OUTLIVES_SHARE
-    return replace(plan, faults=_faults(rng, plan), outlives=outlives)
+    plan = replace(plan, faults=_faults(rng, plan), outlives=outlives)
+    variety = random.Random(f"variety {seed}")
+    varied = seed >= VARIED_FROM and variety.random() < VARIED_SHARE
+    return _varied(variety, plan) if varied else plan
+
+
+def _varied(rng: random.Random, plan: Plan) -> Plan:
+    """Vary what operators set beside times: budgets, floors, the kind of memory; and more bad luck."""
+    policy = plan.policy
+    policy["transient_budget"] = rng.choice((0, 1, 3, 3, 3, 8))
+    policy["unknown_unchanged"] = rng.choice((0, 1, 2, 2, 2))
+    policy["unclean_boots_max"] = rng.choice((1, 3, 3, 3))
+    policy["floors"] = replace(
+        policy["floors"],
+        max_num_seqs=rng.choice((1, 8, 8, 64)),
+        max_num_batched_tokens=rng.choice((512, 512, 2048)),
+        max_model_len=rng.choice((2048, 2048, 8192)),
+        kv_cache_bytes=rng.choice((1, 1, 2)) * GIB,
+    )
+    policy["settings"] = replace(policy["settings"], max_num_seqs=rng.choice((None, None, 4, 256)))
+    policy["unified_memory"] = rng.random() >= DISCRETE_SHARE
+    faults = tuple(sorted((*plan.faults, *_more_faults(rng, plan)), key=lambda fault: fault.at_s))
+    # A GPU's own memory is no matter of the kernel.
+    unified, oom = policy["unified_memory"], plan.oom if policy["unified_memory"] else "cuda"
+    return replace(plan, unified=unified, oom=oom, faults=faults)
+
+
+def _more_faults(rng: random.Random, plan: Plan) -> Iterator[Fault]:
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        kind, (low, high), values = rng.choice(MORE)
+        at_s, node = rng.uniform(0.0, plan.safety_s), rng.choice(plan.names)
+        yield Fault(round(at_s, 3), kind, node, round(rng.uniform(low, high), 3), rng.choice(values))
 
 
 def _load(rng: random.Random, total: int) -> Load:
@@ -258,6 +295,15 @@ KINDS: tuple[tuple[str, int, tuple[float, float], tuple[Any, ...]], ...] = (
     ("guard_lost", 3, (20.0, 400.0), ("dead", "observes")),
     ("verb", 8, (0.0, 0.0), ("start", "stop", "pause", "resume", "pause", "resume", "shutdown")),
 )  # fmt: skip
+
+MORE: tuple[tuple[str, tuple[float, float], tuple[Any, ...]], ...] = (
+    ("full_disk", (5.0, 300.0), (None,)),
+    ("dark", (100.0, 400.0), ("power", "network", "addresses")),
+    ("reconfigure", (1.0, 60.0), ("floors", "budgets")),
+    ("memory_hog", (100.0, 600.0), (0.1, 0.2)),
+    ("guard_lost", (20.0, 400.0), ("dead", "observes")),
+)
+"""What varied worlds meet beside `KINDS`."""
 
 
 def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:

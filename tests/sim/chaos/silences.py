@@ -47,10 +47,6 @@ def whoever_answers_nothing_is_gone() -> list[Patch]:
     return [(orphan, "fold_probe", fold_probe)]
 
 
-def activity_overlooked() -> list[Patch]:
-    return [(orphan, "_is_quiet", lambda before, event, now: True)]
-
-
 def silent_peer_is_leaving() -> list[Patch]:
     plain = coordinator._leaving
 
