@@ -10,16 +10,18 @@ import pytest
 
 from export import states
 from sim.world import ENFORCING, UNSEEN
+from sparkd.adapters.gpu_processes import GpuProcesses
 from sparkd.cli import memory
 from sparkd.cli.client import ClientError
-from sparkd.cli.memory_text import fall_of, memory_text, pool
+from sparkd.cli.memory_text import Here, fall_of, memory_text, pool
 from sparkd.export.status import status_view
 from sparkd.words import GIB
 
 
-def document(guard=ENFORCING, **watch):
+def document(guard=ENFORCING, **said):
     state = states.serving()
-    lead = replace(state.coordinator, watch=replace(state.coordinator.watch, **watch))
+    watch = state.coordinator.watch
+    lead = replace(state.coordinator, watch=replace(watch, said=replace(watch.said, **said)))
     own = replace(state.member, guard=guard, baseline_bytes=int(117.2 * GIB))
     return status_view(replace(state, member=own, coordinator=lead), states.POLICY, states.NOW)
 
@@ -75,6 +77,40 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
     silent = document()
     silent["nodes"][1]["available_bytes"] = None
     assert "spark-b: memory unknown" in memory_text(silent, {})
+
+
+def test_what_only_the_node_itself_sees_stands_with_it_alone() -> None:
+    gpu = (("VLLM::Worker_TP0 (9635)", 54 * GIB), ("Xorg (2110)", None))
+    here = Here((("sparkd-ray.service", GIB), ("sparkd-serve.service", 12 * GIB)), gpu)
+    own, other = memory_text(document(), {}, here).split("\n\n")[1:]
+
+    squeezed = [" ".join(line.split()) for line in own.splitlines()]
+    units = "units sparkd-ray.service 1.0 · sparkd-serve.service 12.0 (control groups; the GPU's is in none)"
+    assert units in squeezed
+    assert "gpu VLLM::Worker_TP0 (9635) 54.0 · Xorg (2110) unknown" in squeezed
+    assert "units" not in other and "gpu" not in other
+    hangs = memory_text(document(), {}, Here(gpu_why="nvidia-smi hangs (pid 7)"))
+    assert "nvidia-smi hangs (pid 7)" in hangs
+
+
+def test_what_the_guard_says_of_the_memory_is_told_here_too() -> None:
+    """The kernel's fault that loses memory: CmaFree above CmaTotal."""
+    note = "CmaFree 8192 MiB is above CmaTotal 0 MiB: a fault of some kernels"
+    text = memory_text(document(replace(ENFORCING, notes=(note,))), {})
+    assert text.count(note) == 1
+
+
+@pytest.mark.parametrize("options", [{"url": "http://10.0.0.1:8080"}, {"demo": True}])
+def test_another_nodes_daemon_is_not_told_of_this_nodes_processes(options) -> None:
+    given = argparse.Namespace(**{"url": None, "demo": False, **options})
+    assert memory.looked_here(given, GpuProcesses(("no-such-program",))) is None
+
+
+def test_a_node_without_the_drivers_program_says_so() -> None:
+    given = argparse.Namespace(url=None, demo=False)
+    here = memory.looked_here(given, GpuProcesses(("no-such-program",)))
+    assert here is not None
+    assert (here.gpu, here.gpu_why) == ((), "no-such-program: No such file or directory")
 
 
 class Daemon:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sparkd.cli.layout import columns
@@ -21,15 +22,34 @@ FALL_LEAST = GIB / 50
 """A slower fall, bytes a second, is the system's own coming and going."""
 
 
-def memory_text(document: Document, looks: Mapping[str, Sequence[Look]]) -> str:
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What only the node itself can see.
+
+    Attributes:
+        units: what each control group of the engine holds, bytes.
+        gpu: GPU processes by name, None = the driver does not say what they hold.
+        gpu_why: why nobody can say which there are.
+    """
+
+    units: tuple[tuple[str, int], ...] = ()
+    gpu: tuple[tuple[str, int | None], ...] = ()
+    gpu_why: str = ""
+
+
+def memory_text(document: Document, looks: Mapping[str, Sequence[Look]], here: Here | None = None) -> str:
     """Return what is known of the memory now.
 
     Args:
         document: the daemon's status document.
         looks: of each node, oldest first; none is fine.
+        here: what the daemon's own node shows beside it; None = it was not looked at.
     """
     head = f"{words(document['phase']).upper()}   generation {document['generation']}"
-    parts = [[head], *(_node(document, node, looks.get(node["node"], ())) for node in document["nodes"])]
+    parts = [[head]]
+    for node in document["nodes"]:
+        own = here if node["self"] else None
+        parts.append([*_node(document, node, looks.get(node["node"], ())), *_here(node, own)])
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -47,6 +67,18 @@ def _node(document: Document, node: Document, looks: Sequence[Look]) -> list[str
         rows.append(("past", _past(looks, total)))
     rows.append(("held by", _held(document, node, used)))
     return [node["node"], *(f"  {line}" for line in columns(rows))]
+
+
+def _here(node: Document, here: Here | None) -> list[str]:
+    rows = []
+    if here is not None and here.units:
+        held = " · ".join(f"{name} {gib_text(used)}" for name, used in here.units)
+        rows.append(("units", f"{held} (control groups; the GPU's is in none)"))
+    if here is not None and (here.gpu or here.gpu_why):
+        said = [f"{name} {UNKNOWN if used is None else gib_text(used)}" for name, used in here.gpu]
+        rows.append(("gpu", here.gpu_why or " · ".join(said)))
+    rows += [("note", note) for note in node["guard_notes"] or ()]
+    return [f"  {line}" for line in columns(rows)] if rows else []
 
 
 def pool(used: float, total: float, floor: float | None, width: int = WIDTH) -> str:
