@@ -15,12 +15,13 @@ import tomllib
 from pathlib import Path
 
 from sparkd.cli.layout import safe
-from sparkd.setup import join, probe, token
+from sparkd.setup import join, probe, tls, token
 from sparkd.setup.apply import StepError, apply
+from sparkd.setup.broker import Certificates
 from sparkd.setup.head import Fresh, Head, InitError, Wishes, plan_init, with_refusals
 from sparkd.setup.host import Host
 from sparkd.setup.install import plan_install
-from sparkd.setup.network import Network, NetworkError
+from sparkd.setup.network import Network, NetworkError, own_link
 from sparkd.setup.package import Package, read_package
 from sparkd.setup.places import CONFIG_DIR, OPTIONAL_CREDENTIALS
 from sparkd.setup.steps import Plan, fact_lines, plan_lines, step_lines, warning_lines
@@ -68,6 +69,9 @@ def _uninstall(options: argparse.Namespace, package: Package, root: str) -> int:
 
 
 def _init(options: argparse.Namespace, package: Package, root: str) -> int:
+    host = survey(package, root)
+    names = [wanted.partition("=")[0] for wanted in options.worker]
+    net = probe.network(names) if host.live else Network()
     wishes = Wishes(
         cluster=options.cluster,
         workers=tuple(options.worker),
@@ -76,11 +80,9 @@ def _init(options: argparse.Namespace, package: Package, root: str) -> int:
         address=options.address,
         interface=options.interface,
         mosquitto=options.broker == "mosquitto",
+        tls=_certificates(options, net),
         force=options.force,
     )
-    host = survey(package, root)
-    names = [wanted.partition("=")[0] for wanted in wishes.workers]
-    net = probe.network(names) if host.live else Network()
     count = len(wishes.workers) + 2
     programs = probe.programs(options.engine_path)
     fresh = Fresh(secrets.token_hex(32), tuple(secrets.token_hex(16) for _ in range(count)))
@@ -93,6 +95,22 @@ def _init(options: argparse.Namespace, package: Package, root: str) -> int:
     if status == DONE and not options.dry_run:
         print("\n".join(join_lines(head, package, host.bin_dir)))
     return status
+
+
+def _certificates(options: argparse.Namespace, net: Network) -> Certificates | None:
+    """Return what the broker speaks TLS with, None = it does not. Raises InitError, NetworkError."""
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    if not options.tls and not any(files):
+        return None
+    if options.broker != "mosquitto":
+        raise InitError("--tls: the embedded broker speaks no TLS: say --broker mosquitto, too")
+    if any(files) and not all(files):
+        raise InitError("--tls-ca, --tls-cert, --tls-key belong together: name all three files, or say --tls")
+    address = own_link(net, options.address, options.interface).address
+    try:
+        return tls.given(*files, address) if all(files) else tls.made(address)
+    except tls.TlsError as error:
+        raise InitError(*str(error).splitlines()) from error
 
 
 def _credentials(host: Host) -> dict[str, str]:

@@ -68,6 +68,14 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
         default="embedded",
         help="mosquitto: set it up on this machine, with an account for each node",
     )
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="the broker speaks TLS, with certificates that are made here, or with these three files:",
+    )
+    parser.add_argument("--tls-ca", metavar="FILE", help="the authority that the nodes shall trust (PEM)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="the broker's certificate, for the head's address")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, without a passphrase")
     parser.add_argument("--force", action="store_true", help="write the configuration anew; the key stays")
 
 

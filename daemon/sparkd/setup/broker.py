@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sparkd.setup.package import Package
 from sparkd.setup.places import BROKER_ACCOUNTS
@@ -14,13 +15,28 @@ CONF, ACL, PASSWD = (
     "/etc/mosquitto/sparkd.acl",
     "/etc/mosquitto/sparkd.passwd",
 )
+CERTS = {
+    "ca": "/etc/mosquitto/certs/ca.pem",
+    "cert": "/etc/mosquitto/certs/broker.pem",
+    "key": "/etc/mosquitto/certs/broker.key",
+}
+TLS_LINES = re.compile(r"^#(?=(?:cafile|certfile|keyfile|tls_version) )", re.MULTILINE)
 SERVICE = "/etc/systemd/system/mosquitto.service.d/sparkd.conf"
-FILES = (CONF, ACL, PASSWD, SERVICE)
+FILES = (CONF, ACL, PASSWD, SERVICE, *CERTS.values())
 WATCHER = "watcher"
 EXAMPLE_CLUSTER, EXAMPLE_HEAD, EXAMPLE_WORKER = "sparks", "spark-a", "spark-b"
 EXAMPLE_ADDRESS = "192.168.100.1"
 LISTENER = re.compile(r"^listener 1883 \S+$", re.MULTILINE)
 BLOCK_END = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """What speaks TLS for the broker: the authority and its own certificate with its key, as PEM."""
+
+    ca: str
+    cert: str
+    key: str = field(repr=False)
 
 
 def acl(example: str, cluster: str, head: str, workers: Sequence[str]) -> str:
@@ -65,6 +81,14 @@ def conf(example: str, address: str, port: int) -> str:
     return text.replace(EXAMPLE_ADDRESS, address)
 
 
+def with_tls(conf_: str) -> str:
+    """Return the configuration with TLS. Raises ValueError: the example lacks one of its lines."""
+    text, count = TLS_LINES.subn("", conf_)
+    if count != len(CERTS) + 1 or not all(path in text for path in CERTS.values()):
+        raise ValueError("etc/mosquitto/sparkd.conf: the lines for TLS are missing")
+    return text
+
+
 def accounts_text(accounts: Mapping[str, str]) -> bytes:
     """Return accounts as lines of name and password, as mosquitto_passwd -U takes them."""
     return "".join(f"{name}:{password}\n" for name, password in accounts.items()).encode()
@@ -84,6 +108,7 @@ def steps(
     accounts: Mapping[str, str],
     *,
     root: str,
+    tls: Certificates | None = None,
 ) -> Iterator[Step]:
     """Yield what sets mosquitto up on the head; *names* are the nodes, the head first."""
     text = acl(package.texts["etc/mosquitto/sparkd.acl"], cluster, names[0], names[1:])
@@ -91,6 +116,11 @@ def steps(
     yield Write(
         BROKER_ACCOUNTS, accounts_text(accounts), "the broker's passwords, for further joins", mode=0o600
     )
+    if tls:
+        config = with_tls(config)
+        yield Write(CERTS["ca"], tls.ca.encode(), "mosquitto: the authority")
+        yield Write(CERTS["cert"], tls.cert.encode(), "mosquitto: its certificate")
+        yield Write(CERTS["key"], tls.key.encode(), "mosquitto: its key", mode=0o400, owner="mosquitto")
     yield Write(
         CONF, config.encode(), "mosquitto: the cluster's listener, its bounds; TLS is explained in it"
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkd.setup import broker, checks, network, places, token
+from sparkd.setup.broker import Certificates
 from sparkd.setup.host import Host
 from sparkd.setup.manifest import read_manifest
 from sparkd.setup.network import Link, Network, NetworkError
@@ -24,7 +25,8 @@ OPENING = """\
 # lines that bring the workers up to date (add --force to them).
 #
 """
-BROKER_PORT = 1883
+BROKER_PORT, TLS_PORT = 1883, 8883
+CA_WHY = "the authority that the broker's certificate is signed by"
 KEY_WHY = "signs every message between the nodes"
 PASSWORD_WHY = "this node's password at the broker"  # noqa: S105 - a sentence
 
@@ -65,6 +67,7 @@ class Wishes:
         models: folders that hold weights, as far as was looked.
         address, interface: this machine's on the fabric; None = found out.
         mosquitto: set mosquitto up on this machine, with an account a node.
+        tls: what mosquitto speaks TLS with; None = it does not.
         force: write a configuration anew that is already there.
     """
 
@@ -75,6 +78,7 @@ class Wishes:
     address: str | None = None
     interface: str | None = None
     mosquitto: bool = False
+    tls: Certificates | None = None
     force: bool = False
 
 
@@ -122,11 +126,15 @@ def plan_init(
     accounts = _accounts(names, host, fresh) if wishes.mosquitto else {}
     text = render(package.texts["etc/sparkd.toml"], document, OPENING)
     key = _key(host, fresh)
-    address = (str(document["node"][0]["address"]), BROKER_PORT)
+    address = (str(document["node"][0]["address"]), TLS_PORT if wishes.tls else BROKER_PORT)
     steps = (
         *config_steps(host, text.encode(), "the configuration, every key explained"),
         *secret_steps(host, "cluster_key", key, KEY_WHY),
-        *(_broker_steps(package, host, document, names, address, accounts, root) if accounts else ()),
+        *(
+            _broker_steps(package, host, document, names, address, accounts, root, wishes.tls)
+            if accounts
+            else ()
+        ),
         _note(package, host),
     )
     plan = Plan(
@@ -137,7 +145,8 @@ def plan_init(
         warned,
         _next(host),
     )
-    return Head(plan, text, key, _tokens(package, tomllib.loads(text), key, accounts))
+    ca = wishes.tls.ca if wishes.tls else ""
+    return Head(plan, text, key, _tokens(package, tomllib.loads(text), key, accounts, ca))
 
 
 def _next(host: Host) -> tuple[str, ...]:
@@ -164,7 +173,8 @@ def _again(package: Package, host: Host, there: bytes, fresh: Fresh) -> Head:
         ),
         _next(host),
     )
-    return Head(plan, there.decode(), key, _tokens(package, document, key, accounts))
+    ca = host.files.get(places.BROKER_CA, b"").decode("ascii", "replace")
+    return Head(plan, there.decode(), key, _tokens(package, document, key, accounts, ca))
 
 
 def _read(content: bytes) -> dict[str, Any]:
@@ -212,13 +222,18 @@ def _document(
         "engine": _engine(model, len(nodes), programs),
     }
     if wishes.mosquitto:
-        document["broker"] = {"host": own.address, "port": BROKER_PORT, "username": host.hostname}
+        document["broker"] = _broker(own.address, host.hostname, tls=wishes.tls is not None)
     facts = (
         f"{host.hostname}: {own.address} on {own.interface}" + (", an RDMA interface" if own.rdma else ""),
         *(f"{node['name']}: {node['address']}: {how}" for node, how in found),
         *_engine_facts(model, wishes, programs),
     )
     return document, facts, tuple(_doubts(programs, found))
+
+
+def _broker(address: str, account: str, *, tls: bool) -> dict[str, Any]:
+    plain = {"host": address, "port": BROKER_PORT, "username": account}
+    return {**plain, "port": TLS_PORT, "tls": True, "ca_file": places.BROKER_CA} if tls else plain
 
 
 def _wrong_names(host: Host, wishes: Wishes) -> Iterator[str]:
@@ -305,10 +320,22 @@ def _broker_steps(  # noqa: PLR0917 - the parts of one set-up
     address: tuple[str, int],
     accounts: Mapping[str, str],
     root: str,
+    tls: Certificates | None,
 ) -> Iterator[Step]:
     cluster = str(document["cluster"]["name"])
     yield from secret_steps(host, "broker_password", accounts[names[0]], PASSWORD_WHY)
-    yield from broker.steps(package, cluster, names, address, accounts, root=root)
+    if tls:
+        yield from ca_steps(host, tls.ca)
+    yield from broker.steps(package, cluster, names, address, accounts, root=root, tls=tls)
+
+
+def ca_steps(host: Host, ca: str) -> Iterator[Step]:
+    """Yield the step for the authority's certificate, which is for everybody to read."""
+    there = host.files.get(places.BROKER_CA)
+    if there == ca.encode():
+        yield Keep(places.BROKER_CA, CA_WHY)
+    else:
+        yield Write(places.BROKER_CA, ca.encode(), CA_WHY, "replace" if there else "new")
 
 
 def _note(package: Package, host: Host) -> Step:
@@ -318,7 +345,7 @@ def _note(package: Package, host: Host) -> Step:
 
 
 def _tokens(
-    package: Package, document: Mapping[str, Any], key: str, accounts: Mapping[str, str]
+    package: Package, document: Mapping[str, Any], key: str, accounts: Mapping[str, str], ca: str
 ) -> dict[str, str]:
     """Return worker -> token: the head's values, less its secrets, with the worker's own account."""
     found = {}
@@ -333,6 +360,8 @@ def _tokens(
         if name in accounts:
             own["broker"]["username"] = name
         secrets = {"cluster_key": key} | ({"broker_password": str(password)} if password else {})
+        if own.get("broker", {}).get("ca_file") == places.BROKER_CA and ca:
+            secrets[token.CA] = ca
         found[name] = token.encode(token.Token(name, package.version, own, secrets))
     return found
 

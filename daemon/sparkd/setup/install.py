@@ -87,7 +87,7 @@ def paths_of(package: Package) -> tuple[str, ...]:
         for unit in package.units
         for name in (ENGINE_USER_DROP_IN, NODE_DROP_IN, CREDENTIALS_DROP_IN)
     ]
-    own = [places.CONFIG, places.MANIFEST, places.CLUSTER_KEY, places.BROKER_ACCOUNTS]
+    own = [places.CONFIG, places.MANIFEST, places.CLUSTER_KEY, places.BROKER_ACCOUNTS, places.BROKER_CA]
     optional = [f"{places.CONFIG_DIR}/{name}" for name in places.OPTIONAL_CREDENTIALS]
     return (*targets, *drop_ins, *own, *optional, *checks.credential_paths(package.units))
 

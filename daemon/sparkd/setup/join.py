@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkd.setup import places
-from sparkd.setup.head import KEY_WHY, PASSWORD_WHY
+from sparkd.setup.head import KEY_WHY, PASSWORD_WHY, ca_steps
 from sparkd.setup.host import Host, Node
 from sparkd.setup.install import plan_install
 from sparkd.setup.manifest import read_manifest
@@ -17,7 +17,7 @@ from sparkd.setup.package import Package
 from sparkd.setup.placing import config_steps, secret_steps
 from sparkd.setup.render import render
 from sparkd.setup.steps import Keep, Plan, Protect, Step, Write
-from sparkd.setup.token import Token
+from sparkd.setup.token import CA, Token
 
 OPENING = """\
 # Written by `sparkctl join` from the head's configuration. What all nodes must have in common is changed on
@@ -140,6 +140,8 @@ def _own_steps(host: Host, token: Token, text: bytes) -> Iterator[Step]:
     for name, why in WHY.items():
         if name in token.secrets:
             yield from secret_steps(host, name, token.secrets[name], why)
+    if CA in token.secrets:
+        yield from ca_steps(host, token.secrets[CA])
 
 
 def _refusals(package: Package, host: Host, token: Token, text: bytes, *, force: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ CLUSTER_KEY = f"{CONFIG_DIR}/cluster_key"
 # A missing one would fail the unit: only those that are there are named, in a drop-in.
 OPTIONAL_CREDENTIALS = ("broker_password", "api_token", "ray_token")
 ENGINE_CREDENTIALS = ("ray_token",)
+BROKER_CA = f"{CONFIG_DIR}/broker-ca.pem"
 BROKER_ACCOUNTS = f"{CONFIG_DIR}/broker_accounts"
 UNIT_DIR = "/etc/systemd/system"
 DAEMON = "sparkd.service"

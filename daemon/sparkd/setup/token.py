@@ -16,6 +16,8 @@ from typing import Any
 
 PREFIX = "sparkd1."
 SIZE_MAX = 1 << 20
+CA = "broker_ca"
+"""Under this name the certificate of the broker's authority travels: no secret, but to be whole."""
 
 
 class TokenError(Exception):
@@ -30,7 +32,7 @@ class Token:
         node: the worker's name.
         version: of the head's sparkd.
         document: the configuration, as tomllib reads it.
-        secrets: name of a credential -> its content.
+        secrets: name of a credential -> its content; `CA` -> the authority's certificate.
     """
 
     node: str
