@@ -3,9 +3,10 @@
 Two parts. *Engines*: two real daemons, the real Ray and the real vLLM, in two network namespaces. *Nodes*:
 two booted systems with real units, journal, polkit and mosquitto, and the stand-in engine (`nodes_*`).
 
-Prints one table and writes build/lab.json (the old one is deleted first), after more than two rounds also
-build/lab-long.json: a row a scenario, with `runs` and each time's p50 and worst. Exit status 1 if one row is
-not ok. By default every scenario is lived through twice in a row, each time on a fresh cluster.
+Prints one table and writes build/lab.json (the old one is deleted first), where rounds are asked for
+(`--rounds`) also build/lab-long.json: a row a scenario, with `runs` and each time's p50 and worst. Exit
+status 1 if one row is not ok. By default every scenario is lived through twice in a row, each time on a
+fresh cluster.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def run(options: argparse.Namespace) -> int:
     if chosen is None or chosen - set(nodes_run.NAMES):
         ofengines, raw_s = with_engines(options, chosen)
         results += ofengines
-    return report(results, raw_s, summary=options.summary, long=(options.rounds or 2) > 2)
+    return report(results, raw_s, summary=options.summary, long=(options.rounds or 1) > 1)
 
 
 def with_engines(options: argparse.Namespace, chosen: set[str] | None) -> tuple[list[Result], float | None]:

@@ -125,7 +125,7 @@ def every_node_heard(said: dict[str, Any]) -> bool:
 
 
 def both_while_failing(nodes: Nodes, result: Result) -> None:
-    """The engine's worker is killed, and in the same moment both daemons are."""
+    """The engine's worker is killed, and in the same moment both daemons are: their successors tell of it."""
 
     def inject() -> None:
         pids = {machine: n.daemon_pid(machine) for machine in nodes.pair.machines}
@@ -136,6 +136,8 @@ def both_while_failing(nodes: Nodes, result: Result) -> None:
             n.until_replaced(machine, pid)
 
     n.comes_back(nodes, result, inject)
+    if result.ok and result.cause == "none":
+        result.ok, result.note = False, "no incident tells of it"
 
 
 def head_while_failing(nodes: Nodes, result: Result) -> None:

@@ -45,10 +45,19 @@ def power_loss(*names: str) -> Callable[[Nodes, Result], None]:
 
         judged = n.recovers if machines == [nodes.worker] else n.comes_back
         judged(nodes, result, inject, within_s=BOOTED_S, most=2)
+        counted(nodes, result)
 
     scenario.__name__ = "power_loss_" + "_and_".join(names)
     scenario.__doc__ = f"The {' and the '.join(names)} lose power and get it back; nobody types anything."
     return scenario
+
+
+def counted(nodes: Nodes, result: Result) -> None:
+    """A boot after an unclean end counts against the settings that ran, and the status says what changed."""
+    changed = nodes.said()["settings"]["changed"]
+    if result.ok and (result.settings_after == result.settings_before or not changed):
+        causes = [(found["cause"], found["outcome"]) for found in nodes.incidents()[:2]]
+        result.ok, result.note = False, f"not counted against the settings: changed {changed}, {causes}"
 
 
 def reboot(*names: str) -> Callable[[Nodes, Result], None]:
