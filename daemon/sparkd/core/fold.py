@@ -88,7 +88,9 @@ def _peer_probed(turn: Turn, event: ev.PeerProbed) -> None:
     news = reason != peer.probe_reason
     will = peer.will and not event.reached
     host = orphan.fold_probe(peer, event, turn.now)
-    news = news or will != peer.will or any(getattr(peer, n) != host[n] for n in ("host", "deserted_since_s"))
+    # A silence that goes on is judged at each of its answers.
+    silence = host["deserted_since_s"] is not None or peer.deserted_since_s is not None
+    news = news or silence or will != peer.will or host["host"] is not peer.host
     turn.set_peer(peer, news=news, probing=False, will=will, probe_reason=reason, **host)
 
 
@@ -287,10 +289,10 @@ def _stalled(turn: Turn, event: ev.LoopStalled) -> None:
 
 def _renewed(peer: Peer, now: float) -> Peer:
     if peer.heard_at_s == float("-inf"):
-        return peer
+        return replace(peer, **orphan.UNASKED)
     heard_by_mqtt = peer.mqtt_at_s != float("-inf")
     mqtt_at_s = now if heard_by_mqtt else peer.mqtt_at_s
-    return replace(peer, heard_at_s=now, mqtt_at_s=mqtt_at_s, received=None, deserted_since_s=None)
+    return replace(peer, heard_at_s=now, mqtt_at_s=mqtt_at_s, **orphan.UNASKED)
 
 
 def _timer(_turn: Turn, _event: ev.TimerFired) -> None:
@@ -306,7 +308,8 @@ def _command_failed(turn: Turn, event: ev.CommandFailed) -> None:
     elif event.command == "StartUnit":
         _start_broke(turn, event)
     elif event.command == "ProbePeer":
-        turn.set_state(peers=tuple(replace(peer, probing=False) for peer in turn.state.peers))
+        peers = [replace(peer, probing=False, **orphan.UNASKED) for peer in turn.state.peers]
+        turn.set_state(peers=tuple(peers))
     elif event.command == "SweepLeftovers":
         turn.set_member(sweeping=False, sweep_after_s=turn.now + SWEEP_PAUSE_S)
     elif event.command == "DrainSources":

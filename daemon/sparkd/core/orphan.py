@@ -9,6 +9,7 @@ what could not be counted is not quiet. A head that answers ping and nothing els
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sparkd.core import member
 from sparkd.core.events import Host, PeerProbed
@@ -20,6 +21,10 @@ SIGNAL_ID = "observed_head_silent"
 QUIET_BYTES_PER_S = 1 << 17
 """Less than this is no engine's: one token over two ranks moves two sums of the hidden state a layer (0.5 MiB
 for 32 layers of 4096 in 16 bits). What else a node hears (ARP, monitoring) stays below it."""
+
+
+UNASKED: dict[str, Any] = {"received": None, "deserted_since_s": None}
+"""What is known of a silence where nobody could ask, or was not there to: it begins anew."""
 
 
 def fold_probe(peer: Peer, event: PeerProbed, now: float) -> dict[str, object]:
@@ -57,10 +62,14 @@ def end_deserted(turn: Turn) -> None:
 
 
 def _note_deserted(turn: Turn, generation: int) -> bool:
-    """Return whether the head has been gone for as long as a hang is borne; then say so, once."""
+    """Return whether the head has been gone for as long as a hang is borne; then say so, once.
+
+    By the last answer, not by the clock: what was not asked since is not known.
+    """
     head = turn.state.peer(turn.policy.head)
-    since_s = head.deserted_since_s if head is not None else None
-    if since_s is None or not turn.due(since_s + turn.policy.no_progress_s):
+    if head is None or head.deserted_since_s is None or head.received is None:
+        return False
+    if head.received[0] < head.deserted_since_s + turn.policy.no_progress_s:
         return False
     text = (
         f"the host of {turn.policy.head} was silent on every path and nothing was received for "
