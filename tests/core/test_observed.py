@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from core.given import NOW, head_state, turn_of, worker_state
+from core.given import NOW, POLICY, head_state, turn_of, worker_state
 from sparkd.core import events as ev
 from sparkd.core.observed import canary, engine, membership, phase_seen
+from sparkd.core.records import KeptChanged
+from sparkd.core.step import step
 from sparkd.core.turn import Concern
 from sparkd.signals.model import MemorySample
 from sparkd.words import EngineMemory, Phase
@@ -295,3 +297,12 @@ def test_a_generation_that_came_right_is_a_token_and_a_wrong_one_a_miss(
     assert watch.canary_sent_at_s is None
     assert (watch.canary_misses, watch.token_at_s, watch.canary_latency_s) == (misses, token_at_s, latency_s)
     assert watch.worked_at_s == (NOW + 1.0 if ok else float("-inf"))
+
+
+def test_what_an_engine_says_of_its_memory_while_it_serves_is_kept() -> None:
+    """The line may be read after the generation was verified, and it comes but once."""
+    known = ev.PhaseSeen(7, Phase.ALLOCATING_KV_CACHE)
+    first = step(head_state(watch={"progress": known}), (ev.TimerFired(),), NOW, POLICY)
+    said = step(first.state, (ev.PhaseSeen(7, kv_cache_bytes=5 << 30),), NOW + 0.1, POLICY)
+
+    assert [r.kept.said.kv_cache_bytes for r in said.records if isinstance(r, KeptChanged)] == [5 << 30]

@@ -32,7 +32,12 @@ def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
         "loading_available_bytes": _loading(turn, event, seen),
         "rate_tok_s": seen.rate_tok_s if event.rate_tok_s is None else event.rate_tok_s,
     }
-    same = known is not None and known.phase is phase and bool(known.done) == bool(progress and progress.done)
+    same = (
+        known is not None
+        and known.phase is phase
+        and bool(known.done) == bool(progress and progress.done)
+        and changes["said"] == seen.said  # which is kept
+    )
     turn.set_watch(news=not same, **changes)
 
 
