@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOP = {
     *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
@@ -14,8 +16,10 @@ TOP = {
 
 def test_nothing_else_is_tracked_at_the_top() -> None:
     listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
+    if listed.returncode:
+        pytest.skip("an export without its history does not say what is tracked")
     found = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
 
     assert found == TOP
