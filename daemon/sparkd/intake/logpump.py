@@ -24,6 +24,7 @@ class LogPump:
         self.dropped = 0
         self.sources: tuple[Sources, ...] = ()
         self.drain_host: Callable[[], Awaitable[None]] | None = None
+        self._opened = 0
         self._intake = intake
         self._clock = clock
         self._emit = emit
@@ -33,7 +34,14 @@ class LogPump:
         self._tell(self._intake.feed(source, unit, generation, chunk, self._clock.now()))
 
     def open(self, unit: UnitName, generation: int) -> None:
-        """Follow the unit's sources."""
+        """Follow the unit's sources.
+
+        What the host said again of an end before this start (a kernel's kill, mostly) explains none after it;
+        the core forgets at a launch what it was told (`core.launch`).
+        """
+        if generation > self._opened:
+            self._opened = generation
+            self._intake.drop_held(HOST)
         for source in self.sources:
             source.open(unit, generation)
 

@@ -55,10 +55,6 @@ class Batch:
         return bool(self.signals or self.phases or self.repeated or self.dropped)
 
 
-KILLS, HELD_S = ("kernel_oom", "cgroup_oom"), 10.0
-"""A kernel's kill that is said again and is older was of an end before: what it ended ended at once."""
-
-
 class _Answer(Enum):
     """What becomes of a signal."""
 
@@ -186,14 +182,18 @@ class Intake:
             stream = self._streams.pop((source, number))
             self._take(stream, stream.blocks.flush(), at_s, draft)
             self._recognise(stream.reader.flush(), draft)
-        held = [s for s in self._held(generation) if s.cause not in KILLS or at_s - s.at_s <= HELD_S]
+        held = [signal for told in self._of(generation) for signal in told.held.values()]
         draft.signals += sorted(held, key=lambda s: s.at_s)
         self.forget(generation)
         return draft.batch()
 
-    def _held(self, generation: int) -> list[Signal]:
-        told = [self._told.get((generation, fatal)) for fatal in (False, True)]
-        return [signal for one in told if one is not None for signal in one.held.values()]
+    def drop_held(self, generation: int) -> None:
+        """Forget what is held back of a generation: it is of an end before the one that may come."""
+        for told in self._of(generation):
+            told.held.clear()
+
+    def _of(self, generation: int) -> list[_Told]:
+        return [told for (number, _), told in self._told.items() if number == generation]
 
     def forget(self, generation: int) -> None:
         """Forget a generation whose sources have been read to their ends."""
