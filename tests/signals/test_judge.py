@@ -271,6 +271,36 @@ def test_the_sentence_of_the_headline_case() -> None:
     assert found.transient is False
 
 
+WAITED = (Quantity("waited_s", 60.0),)
+
+
+@pytest.mark.parametrize(
+    ("signal", "sentence"),
+    [
+        (
+            sig("ray_gcs_unreachable", node="", quantities=WAITED),
+            "Ray's control process on the head was unreachable for 60 s while serving",
+        ),
+        (
+            sig("killed_unspecified", rank=1),
+            "a: a process was killed with SIGKILL (rank 1) while serving, and nothing says by whom",
+        ),
+        (sig("peer_lost", node="b"), "b: the node was lost while serving"),
+        (sig("peer_lost", node=""), "another node was lost while serving"),
+        (
+            sig(
+                "host_memory_pressure",
+                quantities=(Quantity("used_bytes", 3.0 * GIB), Quantity("total_bytes", 4.0 * GIB)),
+            ),
+            "a: the node's memory was nearly exhausted while serving (3.00 of 4.00 GiB in use, 75.00 %)",
+        ),
+    ],
+    ids=lambda value: value.cause if isinstance(value, Signal) else "",
+)
+def test_when_it_happened_stands_beside_what_happened(signal: Signal, sentence: str) -> None:
+    assert judge(Evidence(signals=(signal,), phase=Phase.SERVING)).explanation == sentence
+
+
 def test_quantities_of_one_fact_are_put_together() -> None:
     first = sig("ray_oom_kill", 10.0, quantities=(Quantity("used_bytes", 2.0),))
     later = sig(

@@ -60,7 +60,7 @@ _ALL = (
     # The fabric and the rendezvous.
     _undecided(
         "nccl_init_failure",
-        "NCCL could not be initialised and does not say why",
+        "NCCL could not be initialised, and does not say why",
         "Set NCCL_DEBUG=INFO in the engine's environment; its output names the reason.",
     ),
     _settings(
@@ -108,12 +108,12 @@ _ALL = (
     _undecided("worker_process_died", "a process of the engine ended without a Python error"),
     _undecided(
         "killed_unspecified",
-        "a process was killed with SIGKILL and nothing says by whom",
-        "Look for an OOM kill in the kernel log, or for a person.",
+        "a process was killed with SIGKILL, and nothing says by whom",
+        "Look for an OOM kill in the kernel log of that time (journalctl -k), and for somebody who ended it.",
     ),
     _undecided(
         "engine_dead_unspecified",
-        "the engine ended with an error whose cause is not in view",
+        "the engine ended with an error, and its cause is not in view",
         "The log above the first traceback, and the other node's log, would decide.",
     ),
     _transient("engine_hang", "the engine made no progress"),
@@ -166,25 +166,43 @@ _ALL = (
         "a program or a Python module is missing",
         "Install it on every node, in the environment that the engine is started from.",
     ),
-    _permanent("bad_cli_argument", "an option of the engine is refused", "Correct the option."),
+    _permanent(
+        "bad_cli_argument",
+        "an option of the engine is refused",
+        "Correct the option that the quoted line names.",
+    ),
     _permanent(
         "weights_missing_or_corrupt",
         "files of the model are missing or damaged",
-        "Fetch the model again on this node.",
+        "Check the path of the model; fetch its files again on this node, and compare their sizes.",
     ),
-    _permanent("hf_auth", "the model hub refused the token", "Give a token that may read the model."),
+    _permanent(
+        "hf_auth",
+        "the model hub refused the token",
+        "Accept the model's terms and give a token that may read it (HF_TOKEN), or keep the model local.",
+    ),
     _transient(
         "hf_network", "the model hub was unreachable", "Keep the model local and set HF_HUB_OFFLINE=1."
     ),
-    _permanent("disk_full", "a disk is full", "Free space on the disk."),
-    _transient("port_in_use", "a port is taken", "Find the process that listens on the port."),
+    _permanent("disk_full", "a disk is full", "Free space on the disk: df -h names it."),
+    _transient(
+        "port_in_use", "a port is taken", "Find the process that listens on the port: ss -ltnp names it."
+    ),
     _permanent(
         "tokenizer_or_template_error",
         "the tokenizer or chat template does not fit",
-        "Pass a chat template.",
+        "Pass a chat template (--chat-template), or fetch the tokenizer's files again.",
     ),
-    _permanent("permission_denied", "a permission is missing", "Correct the permission."),
-    _permanent("os_resource_limit", "a limit of threads or processes was reached", "Raise the limit."),
+    _permanent(
+        "permission_denied",
+        "a permission is missing",
+        "Correct the owner or group of what the quoted line names, or the container's privileges.",
+    ),
+    _permanent(
+        "os_resource_limit",
+        "a limit of threads or processes was reached",
+        "Raise TasksMax= or LimitNOFILE= of the unit, or the container's limit of processes.",
+    ),
     _undecided(
         "engine_internal_error",
         "an error in the engine's own code",

@@ -88,19 +88,26 @@ _STATES = frozenset(
         "wrong_interface",
     }
 )
+# Causes of which it is told how long they lasted.
+_LASTS = frozenset({"c10d_connect_timeout", "engine_hang", "ray_gcs_unreachable"})
 WORDS_CHARS = 160
 _Clause = Callable[[Signal], str]
 
 
 def explain(root: Signal, phase: Phase | None, node: str | None, kv_cache_bytes: int | None) -> str:
-    """Return the sentence: where, what, when, how much; quantities before adjectives."""
-    words = [_subject(root)]
+    """Return the sentence: where, what, how long, when, how much; quantities before adjectives.
+
+    When it happened belongs to what happened: what is not known of it (", and nothing says …") comes after.
+    """
+    what, mark, untold = _title(root, node).partition(", and ")
+    words = [_with_rank(what, root)]
+    if waited := _waited(root):
+        words.append(waited)
     if phase is not None and phase in _DURING and root.cause not in _STATES:
         words.append(_DURING[phase])
+    told = " ".join(words) + mark + untold
     clause = _CLAUSES.get(root.cause, _words)(root)
-    if clause:
-        words.append(clause)
-    text = f"{node}: {' '.join(words)}" if node else " ".join(words)
+    text = f"{node}: " * bool(node) + f"{told} {clause}".rstrip()
     if kv_cache_bytes is not None and root.cause in _OF_MEMORY:
         text += f"; {kv_cache_bytes / GIB:.1f} GiB of KV cache was already allocated"
     return text
@@ -112,20 +119,25 @@ def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
     return f"{node}: {unit} {how}{during}, and no evidence says why"
 
 
-def _subject(root: Signal) -> str:
-    title = cause_info(root.cause).title
-    if root.cause == UNKNOWN and root.proof is Proof.SUGGESTS:
-        title = "a step did not end, and nothing tells a node that hangs from one that is lost"
-    elif root.cause == UNKNOWN and root.id == "observed_start_failed":
-        title = "a unit could not be started, and the error decides no cause"
-    elif root.cause == UNKNOWN:
-        ended = root.id != "unexplained_error"
-        title = f"an error {'ended the engine' if ended else 'is in view'}, and no evidence says why"
+def _title(root: Signal, node: str | None) -> str:
+    if root.cause == "peer_lost" and node:
+        return "the node was lost"
+    if root.cause != UNKNOWN:
+        return cause_info(root.cause).title
+    if root.proof is Proof.SUGGESTS:
+        return "a step did not end, and nothing tells a node that hangs from one that is lost"
+    if root.id == "observed_start_failed":
+        return "a unit could not be started, and the error decides no cause"
+    ended = root.id != "unexplained_error"
+    return f"an error {'ended the engine' if ended else 'is in view'}, and no evidence says why"
+
+
+def _with_rank(what: str, root: Signal) -> str:
     if root.rank is None:
-        return title
+        return what
     if root.cause == "ray_oom_kill":
-        return f"{title.removesuffix(' a worker')} worker rank {root.rank}"
-    return f"{title} (rank {root.rank})"
+        return f"{what.removesuffix(' a worker')} worker rank {root.rank}"
+    return f"{what} (rank {root.rank})"
 
 
 def _gib(root: Signal, name: str) -> str | None:
@@ -143,6 +155,11 @@ def _used_of_total(root: Signal) -> str:
     if used is None or not total:
         return ""
     return f"at {used / GIB:.2f} of {total / GIB:.2f} GiB ({100 * used / total:.2f} %)"
+
+
+def _used(root: Signal) -> str:
+    used = _used_of_total(root).removeprefix("at ")
+    return f"({used.replace(' (', ' in use, ')}" if used else ""
 
 
 def _requested(root: Signal) -> str:
@@ -198,7 +215,7 @@ def _collective(root: Signal) -> str:
 
 def _waited(root: Signal) -> str:
     waited = root.quantity("waited_s")
-    return "" if waited is None else f"for {waited:.0f} s"
+    return "" if waited is None or root.cause not in _LASTS else f"for {waited:.0f} s"
 
 
 def _waited_in_vain(root: Signal) -> str:
@@ -217,7 +234,7 @@ def _words(root: Signal) -> str:
 _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
     {
         "ray_oom_kill": _used_of_total,
-        "host_memory_pressure": _used_of_total,
+        "host_memory_pressure": _used,
         "uma_host_exhaustion": _left_of_total,
         "cuda_oom": _requested,
         "kernel_oom": _victim,
@@ -226,9 +243,6 @@ _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
         "startup_free_memory_too_low": _free_below_wanted,
         "kv_cache_too_small": _kv_cache,
         "memory_profiling_error": _profiling,
-        "engine_hang": _waited,
-        "ray_gcs_unreachable": _waited,
-        "c10d_connect_timeout": _waited,
         "ray_insufficient_resources": _waited_in_vain,
     }
 )
