@@ -181,3 +181,9 @@ def test_what_every_boot_says_is_no_failure(line: str) -> None:
 )
 def test_a_failure_of_the_node_or_of_what_may_be_the_engine_is_not_nothing(line: str) -> None:
     assert DIAGNOSER.lines([f"Nov 30 05:00:01 spark-a {line}"]).diagnosis.cause == "unknown"
+
+
+@pytest.mark.parametrize("unit", ["app-1", "app-12", "webui-1", "job-1", "shop-app-1"])
+def test_where_nothing_speaks_as_an_engine_the_end_of_a_container_counts(unit: str) -> None:
+    for lines in ([f"{unit} exited with code 137"], [f"{unit}  | hello", f"{unit} exited with code 137"]):
+        assert DIAGNOSER.lines(lines).diagnosis.cause == "killed_unspecified"

@@ -92,7 +92,7 @@ def test_the_kv_cache_of_a_later_log_is_not_that_of_the_failed_one(tmp_path: Pat
     from sparkd.intake.files import LogFile
 
     logs = []
-    for name, lines in {"serve.log.1": run(OOM, 3), "serve.log": run(GOOD, 7)}.items():
+    for name, lines in {"first.log": run(OOM, 3), "second.log": run(GOOD, 7)}.items():
         (tmp_path / name).write_text("\n".join(lines))
         logs.append(NamedLog(LogFile(tmp_path / name, name)))
     found = DIAGNOSER.files(logs).diagnosis

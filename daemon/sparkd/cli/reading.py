@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from sparkd.intake import rotated
 from sparkd.intake.clock import clock_of
 from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
 from sparkd.intake.heads import is_cut, is_log, is_mostly_log, is_talk
@@ -73,9 +74,9 @@ class _Text:
         return len(self.head) < HEAD_BYTES
 
     @property
-    def timed(self) -> bool:
-        """Whether its lines have times."""
-        return clock_of(self.lines).first_s is not None
+    def first_s(self) -> float | None:
+        """The time of its first line that has one, None where none has."""
+        return clock_of(self.lines).first_s
 
     @property
     def reads_as_log(self) -> bool:
@@ -89,7 +90,8 @@ class _Text:
         """
         for record in () if self.talk and self.is_whole else self.reader.records(chunks):
             quoted = not self.is_log and (self.is_whole or not (record.level or record.process))
-            yield record, quoted or isinstance(record, Fragment)
+            told = replace(record, file=self.origin.file) if self.origin.file else record
+            yield told, quoted or isinstance(record, Fragment)
 
     def short(self) -> Record | None:
         """Return all of a text that is short enough to have been pasted."""
@@ -116,7 +118,7 @@ class Diagnoser:
 
         Raises NoLogError where none can be used, or where nothing wrong is found in what is no log.
         """
-        begun = [(log, self._begun(log.origin, head)) for log, head in _heads(logs)]
+        begun = [(log, self._begun(origin, head)) for log, origin, head in _with_origins(_heads(logs))]
         usable = _without_pages(begun)
         if not usable:
             raise begun[0][0].file.refuse(OTHER_TEXT)
@@ -189,6 +191,26 @@ def _heads(logs: Sequence[NamedLog]) -> list[tuple[NamedLog, bytes]]:
     raise UnusableError(f"none of the {len(refused)} files is a log that can be read: {refused[0]}")
 
 
+def _with_origins(heads: Sequence[tuple[NamedLog, bytes]]) -> list[tuple[NamedLog, Origin, bytes]]:
+    """Return the logs with what each is of; the files of one log one after the other, the oldest first."""
+    told = [
+        (rotated.Part(log.file.path, log.node, clock_of(head_lines(head)).first_s), log, head)
+        for log, head in heads
+    ]
+    logs = rotated.logs_of(part for part, *_ in told)
+    written = {part.path: parts[-1].path for parts in logs for part in parts}
+    order = {part.path: number for parts in logs for number, part in enumerate(parts)}
+    names = {part.path: log.file.name for part, log, _ in told}
+    return [
+        (log, _origin(log, names[written.get(part.path, part.path)]), head)
+        for part, log, head in sorted(told, key=lambda one: order.get(one[0].path, 0))
+    ]
+
+
+def _origin(log: NamedLog, source: str) -> Origin:
+    return replace(log.origin, source=source, file="" if source == log.file.name else log.file.name)
+
+
 def _refuse_other_texts(logs: Sequence[NamedLog], are_logs: Sequence[bool]) -> None:
     """Note which of *logs* are other texts: that nothing is wrong in them says nothing.
 
@@ -242,11 +264,17 @@ def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterator[_Heard]:
     allow(len(logs))
     piece_bytes = min(CHUNK_BYTES, max(HEAD_BYTES, TOGETHER_BYTES // len(logs)))
     streams: dict[bool, list[Iterator[_Heard]]] = {True: [], False: []}
-    for log, text in logs:
-        streams[text.timed].append(text.records(log.file.chunks(piece_bytes)))
-    last_s = 0.0
-    for heard in heapq.merge(*streams[True], key=lambda heard: heard[0].at_s):
-        last_s = max(last_s, heard[0].at_s)
-        yield heard
-    for record, doubted in itertools.chain(*streams[False]):
-        yield replace(record, at_s=record.at_s or last_s), doubted
+    for _, group in itertools.groupby(logs, key=lambda pair: (pair[1].origin.source, pair[1].origin.node)):
+        parts = list(group)
+        first_s = next((at_s for _, text in parts if (at_s := text.first_s) is not None), None)
+        read = (text.records(log.file.chunks(piece_bytes)) for log, text in parts)
+        streams[first_s is not None].append(_timed(itertools.chain.from_iterable(read), first_s or 0.0))
+    merged = heapq.merge(*streams[True], key=lambda heard: heard[0].at_s)
+    yield from _timed(itertools.chain(merged, *streams[False]), 0.0)
+
+
+def _timed(stream: Iterable[_Heard], last_s: float) -> Iterator[_Heard]:
+    """Yield records of which those without a time have the latest so far, at first *last_s*."""
+    for record, doubted in stream:
+        last_s = max(last_s, record.at_s)
+        yield record if record.at_s else replace(record, at_s=last_s), doubted

@@ -35,10 +35,12 @@ class Origin:
     Attributes:
         source: its name in quotes.
         node: the node that wrote it, where somebody said so; else what its lines say.
+        file: the file that it is, where the log is of several; empty = the log itself.
     """
 
     source: str
     node: str | None = None
+    file: str = ""
 
 
 class Fragment(Record):

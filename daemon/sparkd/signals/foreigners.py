@@ -91,7 +91,7 @@ _SYSTEM = re.compile(
     r"|irqbalance|keepalived|kernel|logrotate|loki|man-db|modemmanager|motd|multipathd|networkd?-?(?:manager|dispatcher)"
     r"|nginx|node[_-]exporter|ntp|nvidia-persistenced|nvidia-power|packagekit|pipewire|plymouth|polkit|postfix"
     r"|prometheus|promtail|pulseaudio|resolvconf|rsyslog|rtkit|session-|smartd|snapd?\b|snap-|ssh|sudo\b|su\b"
-    r"|systemd-|tailscale|telegraf|thermald|tracker|traefik|udev|udisks|unattended|upower|user@|app-|wireplumber"
+    r"|systemd-|tailscale|telegraf|thermald|tracker|traefik|udev|udisks|unattended|upower|user@|app-(?!\d+$)|wireplumber"
     r"|wpa_supplicant|xdg|zabbix)"
 )
 # Whose end a line tells of.

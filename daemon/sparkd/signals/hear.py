@@ -47,4 +47,5 @@ def error_of(record: Record, words: str) -> Signal:
         generation=record.generation,
         rank=record.rank,
         printed=record.printed,
+        file=record.file,
     )

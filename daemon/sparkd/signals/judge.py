@@ -325,7 +325,11 @@ def _confidence(root: Signal) -> float:
 
 def _quote(signal: Signal, role: str) -> Quote:
     return Quote(
-        node=signal.node, source=signal.source, printed=signal.printed or "", text=signal.quote, role=role
+        node=signal.node,
+        source=signal.file or signal.source,
+        printed=signal.printed or "",
+        text=signal.quote,
+        role=role,
     )
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from sparkd.signals import prefix
 from sparkd.signals.catalogue import Catalogue, Measure, Signature
 from sparkd.signals.frames import phase_of
-from sparkd.signals.model import Proof, Quantity, Record, Signal
+from sparkd.signals.model import UNNAMED, Proof, Quantity, Record, Signal
 from sparkd.words import Phase
 
 QUOTE_CHARS = 400
@@ -137,7 +137,8 @@ def _signal(signature: Signature, match: re.Match[str], record: Record, places: 
         phase=_phase(signature, record.text),
         printed=record.printed,
         quantities=_quantities(signature.measures, groups),
-        reader="" if node == record.node else record.node,
+        reader="" if node == record.node else record.node or UNNAMED,
+        file=record.file,
     )
 
 

@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from sparkd.words import Phase, UnitName
 
+# The node of a log that nobody named, whatever other nodes its lines tell of.
+UNNAMED = "-"
+
 
 class Proof(StrEnum):
     """What a signal is worth: decides alone, supports, follows from something else, or means nothing."""
@@ -37,6 +40,7 @@ class Record:
         level: the level as the source printed it ("INFO", "E"), empty where none is printed.
         address: the address of another node that wrote it (Ray forwards workers' lines with `ip=`).
         rank: the rank that wrote it, where the prefix says so.
+        file: the file that it stands in, where the source is a log of several (rotated) files.
     """
 
     source: str
@@ -49,6 +53,7 @@ class Record:
     level: str = ""
     address: str | None = None
     rank: int | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,8 @@ class Signal:
         source, quote, printed: where it stands, the words themselves (shortened), the printed time.
         at_s: time of receipt (see the module's note).
         generation: the generation that it belongs to; 0 = not known.
-        reader: the node whose source printed it; empty = `node`. See `writer`.
+        reader: the node whose source printed it; empty = `node`, `UNNAMED` = nobody said which. See `writer`.
+        file: the file that it stands in, where the source is a log of several; empty = `source`.
     """
 
     id: str
@@ -93,11 +99,12 @@ class Signal:
     printed: str | None = None
     quantities: tuple[Quantity, ...] = ()
     reader: str = ""
+    file: str = ""
 
     @property
     def writer(self) -> str:
-        """The node whose source printed it."""
-        return self.reader or self.node
+        """The node whose source printed it; empty where nobody said which."""
+        return "" if self.reader == UNNAMED else self.reader or self.node
 
     def quantity(self, name: str) -> float | None:
         """Return the value of the named quantity, or None where the text did not give it."""

@@ -90,6 +90,7 @@ SIGNAL = shape(
         "proof": choice(Proof),
         "node": LABEL,
         "source": text(200),
+        "file": text(200),
         "quote": text(QUOTE_MAX),
         "at_s": number(0.0, AGE_MAX_S),
         "generation": COUNT,
