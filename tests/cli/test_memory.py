@@ -14,8 +14,9 @@ from sparkd.adapters.gpu_processes import GpuProcesses
 from sparkd.cli import memory
 from sparkd.cli.client import ClientError
 from sparkd.cli.memory_text import Here, fall_of, memory_text, pool
+from sparkd.core.messages import UnitState
 from sparkd.export.status import status_view
-from sparkd.words import GIB
+from sparkd.words import GIB, Phase
 
 
 def document(guard=ENFORCING, **said):
@@ -38,6 +39,21 @@ def test_a_node_says_its_pool_its_floor_and_who_holds_what() -> None:
     assert held.strip() == (
         "held by  before the launch 2.5 · weights 54.0 · KV cache 44.6 · the rest of the engine 12.4"
     )
+
+
+@pytest.mark.parametrize("ended", ["gone", "older"])
+def test_what_an_ended_generation_said_is_held_by_nobody(ended) -> None:
+    state = states.head(Phase.STOPPED, watch=states.SERVING_WATCH)
+    changed = {"state": UnitState.GONE} if ended == "gone" else {"generation": 13}
+    units = tuple(replace(unit, **changed) for unit in state.member.units)
+    member = replace(state.member, units=units, baseline_bytes=int(117.2 * GIB))
+    said = status_view(replace(state, member=member), states.POLICY, states.NOW)
+
+    assert set(said["held"].values()) == {None}
+    assert said["settings"]["kv_cache_measured_bytes"] is None
+    assert "KV cache" not in memory_text(said, {})
+    if ended == "gone":
+        assert "held by  system and other programs: no engine runs here" in memory_text(said, {})
 
 
 def test_a_fall_is_told_with_the_time_to_the_floor_and_the_past_is_drawn() -> None:

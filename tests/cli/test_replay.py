@@ -11,6 +11,7 @@ import pytest
 
 from sim.world import GIB, World, serving
 from sparkd.cli import sparkctl
+from sparkd.cli.incident_text import show_text
 from sparkd.core import remedy
 from sparkd.store.disk import DiskStore
 from sparkd.words import Phase, UnitName
@@ -64,6 +65,20 @@ def test_it_shows_where_todays_code_decides_differently(file, capsys, monkeypatc
     out = capsys.readouterr().out
     assert "generation 1: differs in action, settings" in out
     assert "now       ray_oom_kill · capturing_graphs · spark-a · escalate" in out
+    assert "  settings  ray memory threshold 0.98 → 0.95\n" in out
+
+
+def test_of_settings_alone_that_differ_each_is_shown(file, capsys) -> None:
+    document = json.loads(file.read_text())
+    after = document["remedies"][0]["settings_after"]
+    kept, after["kv_cache_bytes"] = after["kv_cache_bytes"], after["kv_cache_bytes"] - 1
+    del after["max_num_seqs"]
+    file.write_text(json.dumps(document))
+    assert sparkctl.main(["replay", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "differs in settings\n" in out
+    assert f"  settings  kv cache bytes {kept - 1} → {kept}\n" in out
+    assert "  settings  max num seqs unknown → engine default\n" in out
 
 
 def test_evidence_that_is_changed_changes_the_decision(file, capsys) -> None:
@@ -82,7 +97,7 @@ def test_evidence_that_is_changed_changes_the_decision(file, capsys) -> None:
         ("", "is no JSON"),
         ("[]", "is no recorded incident"),
         ("{}", "sparkctl --json incidents show N"),
-        ('{"judged": [{"case": 1}], "remedies": []}', "cannot be understood"),
+        ('{"judged": [{"case": 1}], "remedies": []}', "understood: judged[0].case: "),
     ],
 )
 def test_what_is_no_incident_is_refused_with_what_to_do(tmp_path, capsys, text, said) -> None:
@@ -90,6 +105,48 @@ def test_what_is_no_incident_is_refused_with_what_to_do(tmp_path, capsys, text, 
     path.write_text(text)
     assert sparkctl.main(["replay", str(path)]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("remedies", [], "remedies: holds no decision of generation 1"),
+        ("judged", [None], "judged[0].case: is missing"),
+        ("judged.0.case.facts.failures", "many", "judged[0].case.facts.failures: input should be"),
+        ("judged.0.policy.head", None, "judged[0].policy.head: input should be"),
+        ("remedies.0.diagnosis.cause", 3, "remedies[0].diagnosis.cause: input should be"),
+        ("remedies.0", {}, "remedies[0].generation: field required"),
+    ],
+)
+def test_a_field_that_is_missing_or_wrong_is_named(file, capsys, path, value, field) -> None:
+    document = place = json.loads(file.read_text())
+    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in way:
+        place = place[part]
+    place[last] = value
+    file.write_text(json.dumps(document))
+    assert sparkctl.main(["replay", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert field in said
+    assert "Make it anew with: sparkctl --json incidents show N > FILE" in said
+
+
+def test_an_incident_and_a_diagnosis_of_it_quote_the_same_words(file, capsys) -> None:
+    long = (
+        "EngineCore failed to start. Traceback (most recent call last): "
+        'File "/srv/env/lib/vllm/core.py", line 9, in run_engine_core raise ^^^^ RuntimeError: cancelled'
+    )
+    document = json.loads(file.read_text())
+    for signal in document["judged"][-1]["case"]["evidence"]["signals"]:
+        signal["quote"] = long
+    for quote in document["remedies"][-1]["diagnosis"]["evidence"]:
+        quote["text"] = long
+    file.write_text(json.dumps(document))
+    assert sparkctl.main(["diagnose", str(file)]) == 1
+    telling = "EngineCore failed to start. (in run_engine_core, core.py:9) RuntimeError: cancelled"
+    assert telling in capsys.readouterr().out
+    shown = show_text(document)
+    assert telling in shown and "^^^^" not in shown
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path, capsys) -> None:

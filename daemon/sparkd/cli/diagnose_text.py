@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkd.cli.quoting import short, short_source, together
+from sparkd.cli.quoting import place, proof_lines, short
 from sparkd.cli.would import would
 from sparkd.export.human import words
 from sparkd.intake.files import Unread
@@ -14,7 +14,6 @@ from sparkd.signals.assess import Assessment
 from sparkd.signals.causes import NONE, UNKNOWN
 from sparkd.signals.model import Diagnosis, Quantity, Quote, Signal
 
-QUOTES_MAX = 8
 UNREAD_MAX = 8
 Document = dict[str, Any]
 HEALTHY = frozenset({NONE, "clean_shutdown"})
@@ -95,11 +94,10 @@ def _cause_lines(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.candidates:
         could = "it could be" if diagnosis.cause == UNKNOWN else "the evidence would also allow"
         why.append(f"{could}: {', '.join(diagnosis.candidates)}")
-    proof = [_quote_text(quote, count) for quote, count in together(diagnosis.evidence)]
-    proof += [_quote_text(quote, count, "cascade") for quote, count in together(diagnosis.cascade)]
+    proof = proof_lines(diagnosis.evidence, diagnosis.cascade)
     lines = [headline, "", *_entry("Why", why)]
     if proof:
-        lines += _entry("Proof", proof[:QUOTES_MAX])
+        lines += _entry("Proof", proof)
     return [*lines, *_advice(diagnosis)]
 
 
@@ -118,7 +116,7 @@ def _explained(found: Assessment) -> list[str]:
         signal = weighed.signal
         said = f"{signal.id} ({signal.cause})"
         lines.append(f"{weighed.verdict:<10} {said}: {weighed.why}")
-        lines.append(f"{'':<10} {_place(signal.node, signal.source, signal.printed)}  {short(signal.quote)}")
+        lines.append(f"{'':<10} {place(signal.node, signal.source, signal.printed)}  {short(signal.quote)}")
     if found.signals_dropped:
         lines.append(f"{found.signals_dropped} further signals were beyond what is kept")
     lines += [f"ignored    {count} times {name}: known to be harmless" for name, count in found.noise]
@@ -127,17 +125,6 @@ def _explained(found: Assessment) -> list[str]:
 
 def _entry(title: str, lines: Iterable[str]) -> list[str]:
     return [f"{title if number == 0 else '':<7}{line}" for number, line in enumerate(lines)]
-
-
-def _quote_text(quote: Quote, count: int, *marks: str) -> str:
-    marks = (*marks, *([f"{count} alike"] if count > 1 else []))
-    said = f"{_place(quote.node, quote.source, quote.printed)}  {short(quote.text)}"
-    return f"{said}  ({', '.join(marks)})" if marks else said
-
-
-def _place(node: str, source: str, printed: str | None) -> str:
-    where = " ".join(filter(None, (node, short_source(source))))
-    return "  ".join(part for part in (where, printed) if part)
 
 
 def _quote(quote: Quote) -> Document:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sparkd.cli.layout import clock_text, columns, seconds_text
-from sparkd.export.human import UNKNOWN, duration_text, setting_text, words
+from sparkd.cli.quoting import proof_lines
+from sparkd.export.human import UNKNOWN, changes_text, duration_text, words
 from sparkd.export.sentences import last_text
 from sparkd.export.stages import stages_of
+from sparkd.signals.model import Quote
 
 Document = dict[str, Any]
-_QUOTE_CHARS_MAX = 240
-_QUOTES_MAX = 6
 
 
 def list_text(incidents: list[Document], wall_s: float) -> str:
@@ -70,18 +70,11 @@ def _failure(remedied: Document) -> list[str]:
     if diagnosis["candidates"]:
         why.append(f"the evidence would also allow: {', '.join(diagnosis['candidates'])}")
     lines = [_entry("Why", why)]
-    quotes = [_quote(quote) for quote in diagnosis["evidence"]]
-    quotes += [f"{_quote(quote)}  (cascade)" for quote in diagnosis["cascade"]]
-    if quotes:
-        lines.append(_entry("Proof", quotes[:_QUOTES_MAX]))
+    evidence, cascade = ([Quote(**quote) for quote in diagnosis[key]] for key in ("evidence", "cascade"))
+    if proof := proof_lines(evidence, cascade):
+        lines.append(_entry("Proof", proof))
     lines.append(_entry("Did", _did(remedied)))
     return lines
-
-
-def _quote(quote: Document) -> str:
-    text = quote["text"]
-    shown = text if len(text) <= _QUOTE_CHARS_MAX else f"{text[:_QUOTE_CHARS_MAX].rstrip()} …"
-    return f"{quote['node']} {quote['source']}  {quote['printed']}  {shown}"
 
 
 def _did(remedied: Document) -> list[str]:
@@ -89,11 +82,7 @@ def _did(remedied: Document) -> list[str]:
     emptied = f", empty after {duration_text(fence['emptied'])}" if "emptied" in fence else ""
     done = [f"fenced generation {remedied['generation']} on every node{emptied}"]
     before, after = remedied["settings_before"], remedied["settings_after"]
-    done += [
-        f"· {words(name)} {setting_text(name, old)} → {setting_text(name, after[name])}"
-        for name, old in before.items()
-        if after.get(name) != old
-    ]
+    done += [f"· {change}" for change in changes_text(before, after)]
     done.append(f"· {remedied['action']}: {remedied['explanation']}")
     if remedied["backoff_s"]:
         done.append(f"· waited {duration_text(remedied['backoff_s'])} before it")

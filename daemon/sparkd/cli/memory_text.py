@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkd.cli.layout import columns
+from sparkd.core.messages import UnitState
 from sparkd.export.human import UNKNOWN, about_text, gib_text, words
 from sparkd.words import GIB
 
@@ -128,7 +129,7 @@ def _held(document: Document, node: Document, used: float) -> str:
     """What was there before, what the engine says of itself, and the rest; CUDA's is in no process's size."""
     held, total = document["held"], node["total_bytes"]
     baseline = node["baseline_bytes"]
-    if not node["units"] or baseline is None:
+    if all(state == UnitState.GONE for state in (node["units"] or {}).values()) or baseline is None:
         return "system and other programs: no engine runs here"
     known = [("before the launch", total - baseline)]
     known += [(name, held[key]) for name, key in _SAID if held[key] is not None]

@@ -8,12 +8,32 @@ from collections.abc import Iterable
 from sparkd.signals.model import Quote
 
 CHARS_MAX = 240
+QUOTES_MAX = 8
 SOURCE_CHARS_MAX = 32
 _MORE = " …"
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = r'File "([^"]+)", line (\d+), in (\w+)'
 # The exception that a traceback ends with; the lines of its frames stand before it.
 _RAISED = r"(?:^|(?<=\s))(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)"
+
+
+def proof_lines(evidence: Iterable[Quote], cascade: Iterable[Quote]) -> list[str]:
+    """Return what a diagnosis quotes, as both an incident and a diagnosis of logs show it."""
+    lines = [_line(quote, count) for quote, count in together(evidence)]
+    lines += [_line(quote, count, "cascade") for quote, count in together(cascade)]
+    return lines[:QUOTES_MAX]
+
+
+def place(node: str, source: str, printed: str | None) -> str:
+    """Return where something was said, and when."""
+    where = " ".join(filter(None, (node, short_source(source))))
+    return "  ".join(part for part in (where, printed) if part)
+
+
+def _line(quote: Quote, count: int, *marks: str) -> str:
+    marks = (*marks, *([f"{count} alike"] if count > 1 else []))
+    said = f"{place(quote.node, quote.source, quote.printed)}  {short(quote.text)}"
+    return f"{said}  ({', '.join(marks)})" if marks else said
 
 
 def short(text: str) -> str:

@@ -61,20 +61,46 @@ def _incident(document: object) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and document.get("judged") else None
 
 
+def understood(kind: Any, document: Any, *path: str | int) -> Any:
+    """Return what stands at *path* of an incident as a value of the type *kind*.
+
+    Raises UnusableError, with the field that is missing or wrong, and what to do.
+    """
+    from pydantic import TypeAdapter, ValidationError  # which no log needs
+
+    from sparkd.config.errors import key_of
+
+    at: tuple[str | int, ...] = ()
+    for part in path:
+        at = (*at, part)
+        try:
+            document = document[part]
+        except (KeyError, TypeError, IndexError):
+            raise not_understood(key_of(at), "is missing") from None
+    try:
+        return TypeAdapter(kind).validate_python(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise not_understood(key_of((*at, *first["loc"])), first["msg"]) from None
+
+
+def not_understood(field: str, why: str) -> UnusableError:
+    """Return the refusal of an incident by its field."""
+    why = why[:1].lower() + why[1:]
+    return UnusableError(
+        f"a recorded incident that cannot be understood: {field}: {why}: was it cut or changed, or written "
+        "by another version? Make it anew with: sparkctl --json incidents show N > FILE"
+    )
+
+
 def assessed(name: str, document: dict[str, Any]) -> Assessment:
     """Return what the evidence of an incident's last decision proves.
 
     Raises UnusableError where it cannot be understood.
     """
-    from pydantic import TypeAdapter, ValidationError  # which no log needs
-
     try:
-        evidence = TypeAdapter(Evidence).validate_python(document["judged"][-1]["case"]["evidence"])
-    except (ValidationError, KeyError, TypeError, IndexError) as error:
-        where = str(error).partition("\n")[0]
-        raise UnusableError(
-            f"{name}: a recorded incident that cannot be understood ({where}): was it cut or changed? "
-            "Make it anew with: sparkctl --json incidents show N > FILE"
-        ) from error
+        evidence = understood(Evidence, document, "judged", -1, "case", "evidence")
+    except UnusableError as error:
+        raise UnusableError(f"{name}: {error}") from error
     diagnosis, weighed = weigh(evidence)
     return Assessment(diagnosis, weighed)

@@ -13,20 +13,38 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from sparkd.cli.layout import safe
+from sparkd.cli.recorded import not_understood, understood
 from sparkd.core.decision import Case, decide
 from sparkd.core.policy import Policy
 from sparkd.core.remedy import Remedy
+from sparkd.export.human import changes_text
+from sparkd.intake.files import UnusableError
 from sparkd.signals.model import Diagnosis
 
 SAME, DIFFERS, UNUSABLE = 0, 1, 2
 _COMPARED = ("cause", "phase", "node", "action", "settings")
 
 
-class UnusableError(Exception):
-    """The file is no recorded incident; the text says what to do."""
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What is compared of a recorded diagnosis."""
+
+    cause: str
+    phase: str | None
+    node: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What is compared of a recorded decision."""
+
+    generation: int
+    diagnosis: _Named
+    action: str
+    settings_after: dict[str, Any]
+    explanation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         decisions = replay(_document(options.file))
     except UnusableError as error:
-        print(f"sparkctl: {error}", file=sys.stderr)
+        print(f"sparkctl: {safe(f'{options.file}: {error}')}", file=sys.stderr)
         return UNUSABLE
     if options.json:
         print(json.dumps([asdict(one) | {"differing": one.differing} for one in decisions], indent=2))
@@ -66,46 +84,38 @@ def replay(document: dict[str, Any]) -> list[Again]:
     judged, remedies = document.get("judged"), document.get("remedies")
     if not judged or not isinstance(judged, list) or not isinstance(remedies, list):
         raise UnusableError(
-            "the file has no recorded decisions; make it with: sparkctl --json incidents show N > FILE"
+            "has no recorded decisions: make it with: sparkctl --json incidents show N > FILE"
         )
-    left = list(remedies)
-    return [_again(entry, left) for entry in judged]
+    left: list[_Decided] = [understood(_Decided, document, "remedies", at) for at in range(len(remedies))]
+    return [_again(document, at, left) for at in range(len(judged))]
 
 
-def _again(entry: dict[str, Any], left: list[dict[str, Any]]) -> Again:
+def _again(document: dict[str, Any], at: int, left: list[_Decided]) -> Again:
     """Make a decision again; its record is the first that is left of its generation."""
+    case: Case = understood(Case, document, "judged", at, "case")
+    policy: Policy = understood(Policy, document, "judged", at, "policy")
+    then = next((one for one in left if one.generation == case.generation), None)
+    if then is None:
+        why = f"holds no decision of generation {case.generation}, which judged[{at}] is of"
+        raise not_understood("remedies", why)
+    left.remove(then)
     try:
-        case = TypeAdapter(Case).validate_python(entry["case"])
-        policy = TypeAdapter(Policy).validate_python(entry["policy"])
-        index = next(i for i, remedied in enumerate(left) if remedied.get("generation") == case.generation)
-        return Again(case.generation, _then(left.pop(index)), _now(*decide(case, policy)))
-    except _NOT_UNDERSTOOD as error:
-        where = str(error).partition("\n")[0] or type(error).__name__
-        raise UnusableError(f"a recorded decision cannot be understood ({where})") from error
+        return Again(case.generation, _then(then), _now(*decide(case, policy)))
+    except (ArithmeticError, ValueError) as error:
+        why = f"has numbers that nothing can be worked out from ({error})"
+        raise not_understood(f"judged[{at}]", why) from error
 
 
-# Numbers that no recorded incident holds end in the arithmetic.
-_NOT_UNDERSTOOD = (
-    ValidationError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    StopIteration,
-    ArithmeticError,
-    ValueError,
-)
-
-
-def _then(entry: dict[str, Any]) -> dict[str, Any]:
-    diagnosis = entry["diagnosis"]
+def _then(recorded: _Decided) -> dict[str, Any]:
+    diagnosis = recorded.diagnosis
     return {
-        "cause": diagnosis["cause"],
-        "phase": diagnosis["phase"],
-        "node": diagnosis["node"],
-        "action": entry["action"],
-        "settings": entry["settings_after"],
-        "explanation": entry["explanation"],
-        "why": diagnosis["explanation"],
+        "cause": diagnosis.cause,
+        "phase": diagnosis.phase,
+        "node": diagnosis.node,
+        "action": recorded.action,
+        "settings": recorded.settings_after,
+        "explanation": recorded.explanation,
+        "why": diagnosis.explanation,
     }
 
 
@@ -134,6 +144,7 @@ def _lines(one: Again) -> list[str]:
         lines.append(f"  {word:9} {side['cause']} · {side['phase']} · {side['node']} · {side['action']}")
         lines.append(f"            {side['why']}")
         lines.append(f"            {side['explanation']}")
+    lines += [f"  settings  {change}" for change in changes_text(one.then["settings"], one.now["settings"])]
     return lines
 
 
@@ -146,9 +157,9 @@ def _document(path: str) -> dict[str, Any]:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
         document = json.loads(text, parse_constant=_refused)
     except OSError as error:
-        raise UnusableError(f"{path}: {error.strerror}") from error
+        raise UnusableError(error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise UnusableError(f"{path}: is no JSON ({error})") from error
+        raise UnusableError(f"is no JSON ({error})") from error
     if not isinstance(document, dict):
-        raise UnusableError(f"{path}: is no recorded incident")
+        raise UnusableError("is no recorded incident: make it with: sparkctl --json incidents show N > FILE")
     return document

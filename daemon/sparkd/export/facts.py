@@ -8,7 +8,7 @@ from sparkd.core import guards
 from sparkd.core.messages import GuardSeen
 from sparkd.core.policy import Policy
 from sparkd.core.state import Coordinator, Peer, State, Watch
-from sparkd.words import Phase, Settings, differing
+from sparkd.words import EngineMemory, Phase, Settings, UnitName, differing
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,16 @@ def settings_of(state: State) -> Settings | None:
 def changed(asked: Settings, in_force: Settings | None) -> list[str]:
     """Return the names of the settings in force that differ from those asked for."""
     return [] if in_force is None else list(differing(asked, in_force))
+
+
+def said_of(state: State) -> EngineMemory:
+    """Return what the running engine says of its memory; nothing where none of its generation runs here."""
+    lead = state.coordinator
+    alive = lead is not None and any(
+        unit.alive and unit.unit is UnitName.SERVE and unit.generation == lead.generation
+        for unit in state.member.units
+    )
+    return watch_of(state).said if alive else EngineMemory()
 
 
 def watch_of(state: State) -> Watch:

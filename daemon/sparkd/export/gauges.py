@@ -117,7 +117,7 @@ def _settings(state: State, policy: Policy) -> Iterator[Metric]:
         yield family
     differing = None if settings is None else len(facts.changed(wanted, settings))
     yield _gauge("settings_changed", "Memory settings in force that differ from those asked for.", differing)
-    measured = facts.watch_of(state).said.kv_cache_bytes
+    measured = facts.said_of(state).kv_cache_bytes
     yield _gauge("kv_cache_measured_bytes", "KV cache of one rank as the engine reported it.", measured)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sparkd.words import GIB
 
 UNKNOWN = "unknown"
@@ -67,6 +69,22 @@ def memory_text(available: float | None, total: float | None) -> str:
     if available is None:
         return UNKNOWN
     return f"{gib_text(available)} of {gib_text(total)} GiB"
+
+
+def changes_text(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return every setting that differs, one a line: `KV cache bytes 49.1 GiB → 44.6 GiB`."""
+    lines = []
+    for name in dict.fromkeys([*before, *after]):
+        old, new = (_of(each, name) for each in (before, after))
+        if old != new:
+            lines.append(f"{words(name)} {old} → {new}")
+        elif before.get(name) != after.get(name):  # too near for the text
+            lines.append(f"{words(name)} {before.get(name)} → {after.get(name)}")
+    return lines
+
+
+def _of(settings: Mapping[str, object], name: str) -> str:
+    return setting_text(name, settings[name]) if name in settings else UNKNOWN
 
 
 def setting_text(name: str, value: object) -> str:

@@ -187,14 +187,14 @@ def _settings(state: State, policy: Policy, about: About) -> dict[str, Any]:
         "asked": asdict(wanted),
         "in_force": None if in_force is None else asdict(in_force),
         "changed": facts.changed(wanted, in_force),
-        "kv_cache_measured_bytes": facts.watch_of(state).said.kv_cache_bytes,
+        "kv_cache_measured_bytes": facts.said_of(state).kv_cache_bytes,
         "learned": about.learned,
     }
 
 
 def _held(state: State) -> dict[str, Any]:
-    """What the engine says that one rank holds."""
-    said = facts.watch_of(state).said
+    """What the running engine says that one rank holds."""
+    said = facts.said_of(state)
     return {
         "weights_bytes": said.weights_bytes,
         "kv_cache_bytes": said.kv_cache_bytes,
