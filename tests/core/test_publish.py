@@ -169,7 +169,7 @@ def test_the_heads_telemetry_says_phase_progress_and_memory() -> None:
     state = head_state(Phase.LOADING_WEIGHTS, member={"memory": SAMPLE}, watch={"progress": progress})
 
     assert telemetry(turn_of(state)) == [
-        Telemetry(HEAD, "a#1", Phase.LOADING_WEIGHTS, 7, 40, 119, 2.5, 3, 10)
+        Telemetry(HEAD, "a#1", Phase.LOADING_WEIGHTS, 7, 40, 119, 2.5, 3, 10, sent_s=NOW)
     ]
 
 
@@ -177,10 +177,10 @@ def test_a_workers_telemetry_says_what_the_head_said_last() -> None:
     state = worker(intent=intent_of(Stamp(2, 7)))
     heard = replace(state.peers[0], telemetry=Telemetry(HEAD, "a#1", Phase.COMPILING, 7))
 
-    assert telemetry(turn_of(worker())) == [Telemetry(WORKER, "b#1", Phase.IDLE, 0)]
-    assert telemetry(turn_of(state)) == [Telemetry(WORKER, "b#1", Phase.FENCING, 7)]
+    assert telemetry(turn_of(worker())) == [Telemetry(WORKER, "b#1", Phase.IDLE, 0, sent_s=NOW)]
+    assert telemetry(turn_of(state)) == [Telemetry(WORKER, "b#1", Phase.FENCING, 7, sent_s=NOW)]
     assert telemetry(turn_of(replace(state, peers=(heard,)))) == [
-        Telemetry(WORKER, "b#1", Phase.COMPILING, 7)
+        Telemetry(WORKER, "b#1", Phase.COMPILING, 7, sent_s=NOW)
     ]
 
 

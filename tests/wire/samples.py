@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from sparkd.core.messages import (
+    Echo,
     GuardSeen,
     IncidentNotice,
     Intent,
@@ -78,7 +79,7 @@ SIGNAL = Signal(
     printed="12:00:01",
     quantities=(Quantity("used_bytes", 113.78 * (1 << 30)),),
 )
-REPORT = Report(WORKER, INSTANCE, 1, (SIGNAL, replace(SIGNAL, rank=None, quantities=())))
+REPORT = Report(WORKER, INSTANCE, 1, (SIGNAL, replace(SIGNAL, rank=None, quantities=())), NOW, NOW)
 TELEMETRY = Telemetry(WORKER, INSTANCE, Phase.SERVING, 7, 1 << 36, 1 << 37, 0.5, 3, 17)
 WILL = Will(WORKER, INSTANCE, 4)
 MESSAGES: tuple[Message, ...] = (STATUS, INTENT, REPORT, TELEMETRY, WILL)
@@ -113,6 +114,7 @@ sizes = st.none() | st.integers(0, 1 << 50)
 percents = st.none() | st.floats(0, 100)
 tokens = st.none() | st.integers(1, 1 << 31)
 shares = st.floats(0, 1)
+clocks = st.floats(0, 1e10)
 units = st.sampled_from(UnitName)
 phases = st.sampled_from(Phase)
 
@@ -212,6 +214,8 @@ telemetries = st.builds(
     total=st.none() | counts,
     floor_bytes=sizes,
     guarded=st.booleans(),
+    sent_s=st.none() | clocks,
+    echoes=tuples(st.builds(Echo, instances, clocks, clocks), 3),
 )
 notices = st.builds(
     IncidentNotice,

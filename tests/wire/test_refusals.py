@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.core.messages import MemberStatus
+from sparkd.core.messages import Echo, MemberStatus
 from sparkd.wire.codec import Decoder, Encoder, Sealed
 from sparkd.wire.envelope import DEPTH_MAX, SIZE_MAX
 from sparkd.wire.refusal import Refusal, WireError
@@ -371,6 +371,21 @@ def test_any_value_is_taken_or_refused(name: str, value: Any) -> None:
         outcome = error.reason
 
     assert isinstance(outcome, MemberStatus | Refusal)
+
+
+def test_a_version_without_stamps_is_heard() -> None:
+    """1.0 said neither when it sent a message nor what it had heard."""
+
+    def earlier(content: dict[str, Any]) -> None:
+        content["v"] = "1.0"
+        for name in ("sent_s", "echoes"):
+            content["body"].pop(name, None)
+
+    telemetry = replace(samples.TELEMETRY, sent_s=NOW, echoes=(Echo("feed", 1.0, 2.0),))
+    for said, heard in ((REPORT, replace(REPORT, sent_s=None)), (telemetry, samples.TELEMETRY)):
+        sealed = encoder_of(said).encode(said, NOW)
+
+        assert heard == decoder().decode(sealed.topic, altered(earlier, sealed), NOW).message
 
 
 def test_refusals_can_be_read() -> None:

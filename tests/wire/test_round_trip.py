@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.core.messages import IncidentNotice, Intent, MemberStatus, Report, Telemetry, UnitStatus
+from sparkd.core.messages import Echo, IncidentNotice, Intent, MemberStatus, Report, Telemetry, UnitStatus
 from sparkd.signals.model import Quantity, Signal
 from sparkd.wire import shapes
 from sparkd.wire.codec import Encoder, Message, kind_of, split
@@ -74,6 +74,7 @@ def test_times_travel_as_ages() -> None:
     heard = decoder().decode(sealed.topic, sealed.payload, now=100.0).message
 
     assert [signal.at_s for signal in heard.signals] == [97.0, 97.0]
+    assert (heard.sent_s, heard.received_s) == (NOW, 100.0)
 
 
 @given(st.lists(samples.odd_signals, max_size=5))
@@ -111,12 +112,13 @@ def test_an_empty_report_is_one_part() -> None:
     [
         (MemberStatus, shapes.STATUS, {"node", "instance"}),
         (Intent, shapes.INTENT, {"node", "coordinator"}),
-        (Report, shapes.REPORT, {"node", "instance"}),
+        (Report, shapes.REPORT, {"node", "instance", "received_s"}),
         (Telemetry, shapes.TELEMETRY, {"node", "instance"}),
         (Will, shapes.WILL, {"node", "instance"}),
         (Settings, shapes.SETTINGS, set()),
         (UnitStatus, shapes.UNIT, set()),
-        (Signal, shapes.SIGNAL, set()),
+        (Signal, shapes.SIGNAL, {"error_s"}),
+        (Echo, shapes.ECHO, set()),
         (Quantity, shapes.QUANTITY, set()),
     ],
 )

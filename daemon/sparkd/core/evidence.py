@@ -7,11 +7,12 @@ means is told in one place for both, `signals.judge`.
 from __future__ import annotations
 
 from sparkd.core.membership import is_heard
+from sparkd.core.offset import pair_error_s
 from sparkd.core.phases import is_forward
 from sparkd.core.state import NEVER_BEFORE_S, Failure
 from sparkd.core.turn import Turn
 from sparkd.signals.model import Curve, Evidence, Heard, Work
-from sparkd.signals.precedence import OWN_SOURCE, TIE_S
+from sparkd.signals.precedence import OWN_SOURCE
 from sparkd.words import ENGINE, LIVE, Backend, Phase
 
 
@@ -31,7 +32,7 @@ def evidence_of(turn: Turn, failure: Failure) -> Evidence:
         worked_at_s=worked_at_s,
         alive_at_s=worked_at_s,
         heard=_heard(turn),
-        order_error_s=TIE_S,
+        order_error_s=pair_error_s(failure.signals),
         memory=_memory(turn),
         spread=len(nodes) > 1,
         on_ray=turn.policy.backend is Backend.RAY,

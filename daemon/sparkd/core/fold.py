@@ -14,8 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 from sparkd.core import events as ev
-from sparkd.core import incident, leftovers, member, membership, observed, orphan, release, unstarted, watch
-from sparkd.core.messages import UnitState
+from sparkd.core import (
+    incident,
+    leftovers,
+    member,
+    membership,
+    observed,
+    offset,
+    orphan,
+    release,
+    unstarted,
+    watch,
+)
+from sparkd.core.messages import Echo, UnitState
 from sparkd.core.publish import PROBE_PEER_EVERY_S
 from sparkd.core.records import UnitChanged
 from sparkd.core.state import CURVE_MAX, REPORTS_MAX, Peer, Unit
@@ -45,9 +56,11 @@ def _report(turn: Turn, event: ev.ReportReceived) -> None:
         return  # a gap: the level in its status tells, and what is missing is fetched
     # What was asked for and is no longer kept there is lost, and must not be waited for.
     new = report.signals[max(0, peer.received_seq + 1 - report.first_seq) :]
-    turn.set_peer(peer, received_seq=max(peer.received_seq, report.first_seq + len(report.signals) - 1))
+    known = offset.of_report(peer.offset, report)
+    received_seq = max(peer.received_seq, report.first_seq + len(report.signals) - 1)
+    turn.set_peer(peer, received_seq=received_seq, offset=known)
     for signal in new:
-        incident.note_signal(turn, signal)
+        incident.note_signal(turn, offset.placed(known, report, signal))
 
 
 def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
@@ -58,12 +71,14 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     news = not membership.is_heard(turn, peer)
     if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
         turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
-    curve = _with_sample(peer.curve, turn.now, telemetry.available_bytes)
+    curve, sent_s = _with_sample(peer.curve, turn.now, telemetry.available_bytes), telemetry.sent_s
     heard = {
         "telemetry": telemetry,
         "curve": curve,
         "heard_at_s": turn.now,
         "mqtt_at_s": turn.now,
+        "offset": offset.of_telemetry(peer.offset, telemetry, turn.state.instance, turn.now),
+        "echo": None if sent_s is None else Echo(telemetry.instance, sent_s, turn.now),
         **membership.HEARD,
     }
     turn.set_peer(peer, news=news or peer.will, will=False, **heard)

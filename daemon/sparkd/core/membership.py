@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sparkd.core.events import Host, IntentReceived, MembershipObserved, Path, StatusReceived
 from sparkd.core.messages import Intent, MemberStatus, UnitState, same_level
+from sparkd.core.offset import UNKNOWN
 from sparkd.core.policy import Policy
 from sparkd.core.records import PeerChanged
 from sparkd.core.state import RETIRED_MAX, Peer, State
@@ -64,6 +65,8 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         "probe_reason": "" if by_mqtt else peer.probe_reason,
         "retired": retired,
         "received_seq": 0 if changed else peer.received_seq,
+        "offset": UNKNOWN if changed else peer.offset,
+        "echo": None if changed else peer.echo,
         "will": False,
         **HEARD,
     }

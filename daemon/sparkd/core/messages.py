@@ -189,12 +189,18 @@ class Report:
     """Evidence on its way to the coordinator: signals numbered from first_seq on.
 
     Each signal's `at_s` is translated into `ages_s` (seconds before sending) on the wire and back.
+
+    Attributes:
+        sent_s: the sender's clock at sending, None = not said.
+        received_s: the receiver's clock at receipt; does not travel.
     """
 
     node: str
     instance: str
     first_seq: int
     signals: tuple[Signal, ...]
+    sent_s: float | None = None
+    received_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +228,24 @@ class IncidentNotice:
     needs: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The newest stamp heard of another, as it is repeated to it.
+
+    What its `instance` sent at `sent_s` (its clock) came at `received_s` (the clock of who repeats it).
+    """
+
+    instance: str
+    sent_s: float
+    received_s: float
+
+
 @dataclass(frozen=True)
 class Telemetry:
     """Once a second: what the peer keeps as a black box and the status page shows. Never decides.
 
-    `floor_bytes`: the memory guard's, None = none is seen; `guarded`: it enforces.
+    `floor_bytes`: the memory guard's, None = none is seen; `guarded`: it enforces; `sent_s`: the sender's
+    clock, None = not said; `echoes`: of the peers' telemetry (`core.offset`).
     """
 
     node: str
@@ -240,3 +259,5 @@ class Telemetry:
     total: int | None = None
     floor_bytes: int | None = None
     guarded: bool = False
+    sent_s: float | None = None
+    echoes: tuple[Echo, ...] = ()

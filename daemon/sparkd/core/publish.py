@@ -178,6 +178,8 @@ def _telemetry_of(turn: Turn) -> Telemetry:
         "total": progress.total if progress else None,
         "floor_bytes": guard.floor_bytes if guard else None,
         "guarded": guard is not None and guard.enforcing,
+        "sent_s": turn.now,
+        "echoes": tuple([peer.echo for peer in turn.state.peers if peer.echo]),
     }
     return evolve(_SILENT_TELEMETRY, said)
 

@@ -16,7 +16,8 @@ from sparkd.core.events import (
     PhaseSeen,
     RunningUnit,
 )
-from sparkd.core.messages import GuardSeen, Intent, MemberStatus, Telemetry, UnitState
+from sparkd.core.messages import Echo, GuardSeen, Intent, MemberStatus, Telemetry, UnitState
+from sparkd.core.offset import UNKNOWN, Offset
 from sparkd.core.records import InContext, Kept, Times
 from sparkd.signals.model import Diagnosis, MemorySample, Signal, UnitExit
 from sparkd.sizing.model import Learned
@@ -147,7 +148,8 @@ class Peer:
     `curve`: as in `Member`, as its telemetry told; `will`: its session broke and nothing was heard since;
     `host`: what its host said to the last probe; `received`: when that was, and all that this node had
     received by then, bytes; `deserted_since_s`: since when its host is silent and nothing is received here,
-    None = it is not; `told_wedged`: people were told that it is wedged.
+    None = it is not; `told_wedged`: people were told that it is wedged; `offset`: of its clock; `echo`: what
+    is repeated to it for that, None = it sent no stamp.
     """
 
     node: str
@@ -169,6 +171,8 @@ class Peer:
     received: tuple[float, int] | None = None
     deserted_since_s: float | None = None
     told_wedged: bool = False
+    offset: Offset = UNKNOWN
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True)

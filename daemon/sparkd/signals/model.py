@@ -1,8 +1,9 @@
 """What the reading and judging of evidence speaks in: records, signals, evidence, diagnosis.
 
 Times are seconds on the reading daemon's monotonic clock. A time of another node is translated before it
-comes here (`Signal.at_s` of a peer's signal = time of receipt minus the age that the peer reported), so
-that nothing is ordered by two wall clocks.
+comes here (`Signal.at_s` of a peer's signal = time of receipt minus the age that the peer reported, minus
+what the message waited, as far as that is measured: `core.offset`), so that nothing is ordered by two wall
+clocks.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Signal:
         generation: the generation that it belongs to; 0 = not known.
         reader: the node whose source printed it; empty = `node`, `UNNAMED` = nobody said which. See `writer`.
         file: the file that it stands in, where the source is a log of several; empty = `source`.
+        error_s: by how much `at_s` may be wrong because it was placed from another node's clock.
     """
 
     id: str
@@ -100,6 +102,7 @@ class Signal:
     quantities: tuple[Quantity, ...] = ()
     reader: str = ""
     file: str = ""
+    error_s: float = 0.0
 
     @property
     def writer(self) -> str:

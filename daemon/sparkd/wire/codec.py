@@ -230,7 +230,7 @@ def _message(kind: Kind, envelope: Envelope, now: float) -> Message:
             return Intent(node=node, coordinator=instance, **body)
         case Kind.REPORT:
             signals = tuple(replace(s, at_s=now - s.at_s) for s in body["signals"])
-            return Report(node, instance, body["first_seq"], signals)
+            return Report(node, instance, body["first_seq"], signals, body.get("sent_s"), now)
         case Kind.TELEMETRY:
             return Telemetry(node=node, instance=instance, **body)
         case _:
@@ -238,8 +238,8 @@ def _message(kind: Kind, envelope: Envelope, now: float) -> Message:
 
 
 def _aged(report: Report, now: float) -> Report:
-    """Return *report* with ages instead of times."""
-    return replace(report, signals=tuple(_sayable(s, now - s.at_s) for s in report.signals))
+    """Return *report* with ages instead of times, and since when they are reckoned."""
+    return replace(report, sent_s=now, signals=tuple(_sayable(s, now - s.at_s) for s in report.signals))
 
 
 def _sayable(signal: Signal, age_s: float) -> Signal:

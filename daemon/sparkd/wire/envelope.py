@@ -1,6 +1,6 @@
 r"""The signed frame: what is verified are the very bytes that were sent.
 
-    sparkd/1 <HMAC-SHA256 in hex>\n{"v":"1.0","kind":…,"cluster":…,"from":…,"instance":…,"seq":…,"body":…}
+    sparkd/1 <HMAC-SHA256 in hex>\n{"v":"1.1","kind":…,"cluster":…,"from":…,"instance":…,"seq":…,"body":…}
 
 The MAC is taken over the major version, the *context* (an MQTT topic, or the line of an HTTP request) and
 the JSON text as it stands. A message that is moved to another topic, or an answer given to another
@@ -24,7 +24,7 @@ from sparkd.wire.refusal import Refusal, WireError
 from sparkd.wire.topics import Kind
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 SIZE_MAX = 64 * 1024
 DEPTH_MAX = 12
 SEQ_MAX = (1 << 53) - 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkd.core.messages import (
+    Echo,
     GuardSeen,
     IncidentNotice,
     Intent,
@@ -42,6 +43,7 @@ SIGNALS_MAX = 64
 QUANTITIES_MAX = 24
 QUOTE_MAX = 1000
 AGE_MAX_S = 30 * 86400.0
+CLOCK_MAX_S = 1e10  # of a monotonic clock: uptimes of centuries
 VALUE_MAX = 1e18
 RANK_MAX = 65535
 
@@ -50,6 +52,7 @@ PERCENT = optional(number(0.0, 100.0))
 EXIT_CODE = optional(integer(-(1 << 31), (1 << 32) - 1))
 EXIT_SIGNAL = optional(integer(0, 255))
 LABEL = text(64)
+CLOCK = number(0.0, CLOCK_MAX_S)
 SENTENCE = optional(text(500))
 
 
@@ -82,6 +85,7 @@ UNIT = shape(
 )
 QUANTITY = shape(Quantity, {"name": LABEL, "value": number(-VALUE_MAX, VALUE_MAX)})
 # `at_s` of a signal travels as its age: `codec` translates it with the sender's and the receiver's own clock.
+# How well it is known (`error_s`) is the receiver's to say.
 SIGNAL = shape(
     Signal,
     {
@@ -166,7 +170,12 @@ STATUS = shape(
     },
     given=SENDER,
 )
-REPORT = shape(Report, {"first_seq": POSITIVE, "signals": array(SIGNAL, SIGNALS_MAX)}, given=SENDER)
+REPORT = shape(
+    Report,
+    {"first_seq": POSITIVE, "signals": array(SIGNAL, SIGNALS_MAX), "sent_s": optional(CLOCK)},
+    given=SENDER | {"received_s"},
+)
+ECHO = shape(Echo, {"instance": INSTANCE, "sent_s": CLOCK, "received_s": CLOCK})
 TELEMETRY = shape(
     Telemetry,
     {
@@ -179,6 +188,8 @@ TELEMETRY = shape(
         "total": optional(COUNT),
         "floor_bytes": BYTES,
         "guarded": flag(),
+        "sent_s": optional(CLOCK),
+        "echoes": array(ECHO, NODES_MAX),
     },
     given=SENDER,
 )

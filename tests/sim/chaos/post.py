@@ -66,7 +66,7 @@ class Post:
         kind = KINDS[type(message)]
         seq = self._said[kind] = self._said.get(kind, 0) + 1
         if isinstance(message, Report):
-            message = _aged(message, now)
+            message = _aged(replace(message, sent_s=now), now)
         letter = Letter(kind, self._node, self._instance, seq, message, world_s)
         if self._encoder is not None:
             try:
@@ -93,7 +93,7 @@ class Post:
 
     def answer(self, message: Any, now: float) -> Any:
         """Return what this daemon says over HTTP, as it travels."""
-        message = _aged(message, now) if isinstance(message, Report) else message
+        message = _aged(replace(message, sent_s=now), now) if isinstance(message, Report) else message
         if self._encoder is None:
             return message
         try:
@@ -116,7 +116,7 @@ def _aged(report: Report, now: float) -> Report:
 
 
 def _unaged(message: Any, now: float) -> Any:
-    return _aged(message, now) if isinstance(message, Report) else message
+    return replace(_aged(message, now), received_s=now) if isinstance(message, Report) else message
 
 
 def event_of(message: Any, *, retained: bool) -> ev.Event:
