@@ -11,6 +11,7 @@ from sim.world import ENFORCING, OBSERVING, UNSEEN, World, serving
 from sparkd.core.launch import MONITOR_AGAIN, MONITOR_OFF
 from sparkd.core.need import RAISED_THRESHOLD
 from sparkd.core.records import Judged, Remedied, SettingsAdopted
+from sparkd.core.state import AT_ONCE
 from sparkd.words import GIB, Phase, Settings, UnitName
 
 
@@ -53,7 +54,8 @@ def test_the_next_launch_has_the_monitor_on_again(world: World) -> None:
 def test_settings_that_failed_with_the_monitor_on_are_not_tried_again(world: World) -> None:
     lead = world.head.state.coordinator
     failed = replace(lead.settings, ray_memory_threshold=RAISED_THRESHOLD)
-    world.head.state = replace(world.head.state, coordinator=replace(lead, failed=(*lead.failed, failed)))
+    known = replace(lead, failed=(*lead.failed, failed))
+    world.head.state = replace(world.head.state, coordinator=known, wakes=AT_ONCE)  # no event brought it
     lose_a_guard(world)
     world.kill("spark-a", UnitName.SERVE)
     world.run_until(lambda: world.phase is not Phase.SERVING)
