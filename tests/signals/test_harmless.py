@@ -59,3 +59,24 @@ def test_the_words_that_raise_an_interruption_are_no_interruption() -> None:
     frame = '    raise KeyboardInterrupt("MQLLMEngine terminated")'
     assert DIAGNOSER.lines([frame]).diagnosis.cause != "clean_shutdown"
     assert DIAGNOSER.lines(["KeyboardInterrupt"]).diagnosis.cause == "clean_shutdown"
+
+
+REFUSED = '{{"error":{{"message":"{}","type":"BadRequestError","param":"max_tokens","code":{}}}}}'
+
+
+@pytest.mark.parametrize(("code", "cause"), [(400, "none"), (404, "none"), (500, "unknown")])
+def test_a_request_that_is_refused_is_the_clients_mistake(code: int, cause: str) -> None:
+    said = ["INFO 11-30 04:00:00 [launcher.py:1] Starting vLLM API server", REFUSED.format("too long", code)]
+    assert DIAGNOSER.lines(said).diagnosis.cause == cause
+
+
+def test_what_a_refusal_says_is_heard() -> None:
+    said = REFUSED.format("default chat template is no longer allowed", 400)
+    assert DIAGNOSER.lines([said]).diagnosis.cause == "tokenizer_or_template_error"
+
+
+def test_one_line_that_says_two_things_is_quoted_once() -> None:
+    found = DIAGNOSER.lines(["a", "Killed"])
+    assert [quote.text for quote in found.diagnosis.evidence] == ["Killed"]
+    assert found.diagnosis.cascade == ()
+    assert len(found.weighed) > 1

@@ -119,7 +119,7 @@ class Assessor:
         now_s = self._clock(record)
         self._heard.setdefault((record.node, record.source), [now_s, now_s])[1] = now_s
         self._spread = self._spread or spread.is_spread(record.text)
-        self._on_ray = self._on_ray or "Ray" in record.text or "ay" in record.process
+        self._on_ray = self._on_ray or "Ray" in record.text or "ray" in record.process.lower()
 
     def _follow(self, record: Record) -> None:
         """Note what a record shows of the engine's way."""

@@ -141,12 +141,6 @@ class Catalogue:
     telling_literals: tuple[str, ...]
     _of_literal: tuple[tuple[int, ...], ...] = field(repr=False)
     _finder: AhoCorasick = field(repr=False, compare=False)
-    _quiet_finder: AhoCorasick = field(repr=False, compare=False)
-
-    def may_match(self, text: str, *, quiet: bool) -> bool:
-        """Return whether any signature can match *text*: the cheap question, asked of every record."""
-        finder = self._quiet_finder if quiet else self._finder
-        return bool(finder.find_matches_as_indexes(text))
 
     def candidates(self, text: str) -> list[Signature]:
         """Return the signatures of which a literal stands in *text*, in the catalogue's order."""
@@ -197,7 +191,6 @@ def of_signatures(signatures: Iterable[Signature]) -> Catalogue:
     """Return the catalogue of *signatures*: noise first, then as they stand."""
     ordered = tuple(sorted(signatures, key=lambda signature: signature.proof is not Proof.NOISE))
     literals = _literals(ordered)
-    quiet_literals = _literals([signature for signature in ordered if signature.quiet])
     places = {literal: place for place, literal in enumerate(literals)}
     of_literal: list[list[int]] = [[] for _ in literals]
     for number, signature in enumerate(ordered):
@@ -206,11 +199,10 @@ def of_signatures(signatures: Iterable[Signature]) -> Catalogue:
     return Catalogue(
         signatures=ordered,
         literals=literals,
-        quiet_literals=quiet_literals,
+        quiet_literals=_literals([signature for signature in ordered if signature.quiet]),
         telling_literals=_literals([s for s in ordered if s.proof is not Proof.NOISE]),
         _of_literal=tuple(map(tuple, of_literal)),
         _finder=AhoCorasick(literals),
-        _quiet_finder=AhoCorasick(quiet_literals),
     )
 
 

@@ -74,9 +74,10 @@ def is_slip(raised: str) -> bool:
     return _SLIPS.match(raised.partition(":")[0].rpartition(".")[2]) is not None
 
 
-# The same in any program's words; not where it only informs.
+# The same in any program's words; not where it only informs, or answers what is a client's mistake.
 _FAILED_SOMEHOW = re.compile(
-    r"^(?![^\n]*\bINFO\b)[^\n]*\b(?i:failed|failure|fatal|error|out of resource|stopped: subcommand|timed out"
+    r"^(?![^\n]*(?:\bINFO\b|\"code\": ?4\d\d\b))[^\n]*"
+    r"\b(?i:failed|failure|fatal|error|out of resource|stopped: subcommand|timed out"
     r"|refused|denied|no matching manifest)\b(?![=:] ?(?:0|false|none)\b)",
     re.MULTILINE,
 )

@@ -267,8 +267,9 @@ def _diagnose(
     info = cause_info(root.cause)
     phase = when.phase_of(root, signals, evidence)
     node = _node(root, signals, evidence)
-    support = [s for s in signals if s.cause == root.cause and (s.id, s.node) != (root.id, root.node)]
-    rest = [s for s in signals if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
+    others = [s for s in signals if not _is_same_line(s, root)]
+    support = [s for s in others if s.cause == root.cause and (s.id, s.node) != (root.id, root.node)]
+    rest = [s for s in others if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
     kv_cache_bytes = quantities.kv_cache_of(root, evidence)
     text = sentence.explain(root, phase, node, kv_cache_bytes)
     return Diagnosis(
@@ -284,6 +285,13 @@ def _diagnose(
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
         candidates=_candidates(root, loose, evidence),
         advice=info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
+    )
+
+
+def _is_same_line(signal: Signal, root: Signal) -> bool:
+    """Return whether *signal* quotes the very words of *root*: one line that says two things is one proof."""
+    return (signal.writer, signal.source, signal.quote) == (root.writer, root.source, root.quote) and (
+        signal.id != root.id
     )
 
 
