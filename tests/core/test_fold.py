@@ -370,8 +370,15 @@ def test_the_head_notes_evidence_at_once() -> None:
 
 
 def test_what_was_read_to_the_end_is_never_taken_back() -> None:
-    assert after(worker_state(drained_generation=3), ev.SourcesDrained(7)).member.drained_generation == 7
-    assert after(worker_state(drained_generation=9), ev.SourcesDrained(7)).member.drained_generation == 9
+    asked = {"draining_generation": 9}
+    known = after(worker_state(drained_generation=3, **asked), ev.SourcesDrained(7))
+    newer = after(worker_state(drained_generation=9, **asked), ev.SourcesDrained(7))
+    assert (known.member.drained_generation, newer.member.drained_generation) == (7, 9)
+
+
+def test_an_answer_of_before_another_unit_of_the_generation_was_started_does_not_count() -> None:
+    over = after(worker_state(drained_generation=6, draining_generation=6), ev.SourcesDrained(7))
+    assert over.member.drained_generation == 6
 
 
 # -- memory and model ----------------------------------------------------------------------------

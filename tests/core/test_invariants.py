@@ -107,6 +107,10 @@ BROKEN = {
         head_state(member={**units(unit()), "emptied_generation": 7}),
         head_state(member={**units(unit(state=UnitState.UNKILLABLE)), "emptied_generation": 8}),
     ],
+    "a generation with living units is not called read to its end": [
+        head_state(member={**units(unit()), "drained_generation": 7}),
+        head_state(member={**units(unit(state=UnitState.UNKILLABLE)), "drained_generation": 8}),
+    ],
     "serving was launched": [head_state(launched_at_s=None)],
     "failing has a failure": [head_state(Phase.FAILING)],
     "a live generation has no open failure": [

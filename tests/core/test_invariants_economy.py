@@ -80,6 +80,9 @@ WRONG = {
     "a generation with living units is not called dead": lambda s: replace(
         s, member=replace(s.member, emptied_generation=s.seen.generation)
     ),
+    "a generation with living units is not called read to its end": lambda s: replace(
+        s, member=replace(s.member, drained_generation=s.seen.generation)
+    ),
     "serving was launched": lambda s: lead(s, launched_at_s=None),
     "failing has a failure": lambda s: lead(s, phase=Phase.FAILING),
     "a live generation has no open failure": lambda s: lead(s, failure=failure(s)),

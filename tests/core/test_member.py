@@ -102,11 +102,12 @@ def test_nothing_is_started_unswept_leaving_stopping_beside_an_older_or_twice(me
 
 
 def test_a_start_takes_back_the_answer_that_nothing_lives_here() -> None:
-    answered = decided(intent=WANTS_RAY, emptied_generation=7, fenced_generation=7).member
-    older = decided(intent=WANTS_RAY, emptied_generation=4, fenced_generation=3).member
+    said = ("emptied_generation", "fenced_generation", "drained_generation", "draining_generation")
+    answered = decided(intent=WANTS_RAY, **dict.fromkeys(said, 7)).member
+    older = decided(intent=WANTS_RAY, **dict(zip(said, (4, 3, 2, 5), strict=True))).member
 
-    assert (answered.emptied_generation, answered.fenced_generation) == (6, 6)
-    assert (older.emptied_generation, older.fenced_generation) == (4, 3)
+    assert [getattr(answered, name) for name in said] == [6, 6, 6, 6]
+    assert [getattr(older, name) for name in said] == [4, 3, 2, 5]
 
 
 def test_what_is_there_before_a_start_is_the_baseline() -> None:

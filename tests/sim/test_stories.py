@@ -651,3 +651,15 @@ def test_what_a_launch_needs_is_looked_for_anew_after_each_end() -> None:
 
     assert world.phase is Phase.WAITING
     assert world.head.state.coordinator.waiting == ("spark-b: model files incomplete",)
+
+
+def test_the_workers_last_words_are_waited_for_where_its_ray_began_after_the_heads() -> None:
+    """While only the head had units the worker had said that of this generation all is read."""
+    world = started()
+    world.kill("spark-a", SERVE, code=1)
+    world.run_until(in_phase(world, Phase.FAILING))
+    worker = world.nodes["spark-b"]
+    assert worker.state.member.drained_generation < world.generation
+
+    world.run_until(lambda: bool(world.records(Remedied)))
+    assert worker.state.member.drained_generation == 1

@@ -189,8 +189,9 @@ def _change(turn: Turn, unit: Unit, detail: str, **changes: Any) -> None:
 
 
 def _drained(turn: Turn, event: ev.SourcesDrained) -> None:
-    drained = max(turn.member.drained_generation, event.generation)
-    turn.set_member(drained_generation=drained)
+    """Only what is still asked for counts: meanwhile another unit of the generation may have been started."""
+    if event.generation <= turn.member.draining_generation:
+        turn.set_member(drained_generation=max(turn.member.drained_generation, event.generation))
 
 
 def _signal_seen(turn: Turn, event: ev.SignalSeen) -> None:

@@ -69,6 +69,12 @@ def _answers_are_true(state: State, _policy: Policy) -> bool:
     return not alive or state.member.emptied_generation < min(alive)
 
 
+def _evidence_goes_on(state: State, _policy: Policy) -> bool:
+    """What runs goes on talking: a decision would not wait for what it says at its end."""
+    member = state.member
+    return all(unit.generation > member.drained_generation for unit in member.units if unit.alive)
+
+
 def _lead(rule: Callable[[Coordinator, State, Policy], bool]) -> Callable[[State, Policy], bool]:
     def holds(state: State, policy: Policy) -> bool:
         return state.coordinator is None or rule(state.coordinator, state, policy)
@@ -199,6 +205,7 @@ MEMBER_FACTS = (
     "member.units",
     "member.intent",
     "member.emptied_generation",
+    "member.drained_generation",
 )
 """All that the rules of a member look at."""
 MEMBER_RULES: Rules = (
@@ -207,6 +214,7 @@ MEMBER_RULES: Rules = (
     ("nothing starts without an intent", _nothing_unknown_runs),
     ("no unit is of a generation that was never seen", _no_future),
     ("a generation with living units is not called dead", _answers_are_true),
+    ("a generation with living units is not called read to its end", _evidence_goes_on),
     ("who only observes runs nothing", _observes_only),
 )
 LEAD_FACTS = (

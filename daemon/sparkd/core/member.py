@@ -190,11 +190,13 @@ def runs_on(turn: Turn) -> None:
 
 
 def _take_back_answers(turn: Turn, generation: int) -> None:
-    """Take back what was true while only other nodes had units: that nothing of it lives here."""
+    """Take back what was true while only other nodes had units: nothing of it lives here, and all is read."""
     member = turn.member
     turn.set_member(
         emptied_generation=min(member.emptied_generation, generation - 1),
         fenced_generation=min(member.fenced_generation, generation - 1),
+        drained_generation=min(member.drained_generation, generation - 1),
+        draining_generation=min(member.draining_generation, generation - 1),
     )
 
 
