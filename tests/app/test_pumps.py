@@ -62,8 +62,10 @@ def test_a_trip_is_looked_for_at_the_start_and_where_the_guard_says_so(monkeypat
     assert guard.asked == 2
 
 
-def test_a_trip_of_before_this_daemon_is_no_evidence_of_what_runs_now(monkeypatch) -> None:
+def test_a_trip_of_before_this_daemon_is_told_to_people_too_and_whose_it_was_the_core_knows(
+    monkeypatch,
+) -> None:
     with capture_logs() as lines:
         told = pumped(monkeypatch, Guard((ENFORCING, [BEFORE])))
-    assert told == [GuardObserved(ENFORCING)]
+    assert told == [SignalSeen(BEFORE), GuardObserved(ENFORCING)]
     assert [line["quote"] for line in lines] == ["one of last week"]

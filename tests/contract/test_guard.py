@@ -135,7 +135,8 @@ def test_a_daemon_that_starts_later_learns_of_it_and_it_is_not_fatal_to_what_run
     [late] = side(node).trips()
     assert not late.fatal
     [other_boot] = side(node, boot="another").trips()
-    assert (other_boot.fatal, other_boot.cause) == (False, "memory_guard_kill")
+    assert (other_boot.fatal, other_boot.cause, other_boot.at_s) == (False, "memory_guard_kill", 0.0)
+    assert late.at_s > 0.0
 
 
 def test_only_observing_is_alive_and_not_enforcing_and_its_trips_are_no_kills(node) -> None:

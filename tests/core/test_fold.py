@@ -381,6 +381,19 @@ def test_an_answer_of_before_another_unit_of_the_generation_was_started_does_not
     assert over.member.drained_generation == 6
 
 
+@pytest.mark.parametrize(
+    ("ran", "ran_at_s", "counts"),
+    [(True, 400.0, True), (True, 600.0, False), (True, None, False), (False, 400.0, False)],
+)
+def test_a_guards_trip_of_before_the_daemon_counts_where_it_was_of_what_ran(ran, ran_at_s, counts) -> None:
+    trip = Signal("memory_guard_killed", "memory_guard_kill", Proof.PROVES, HEAD, "sparkd-guard", "it", 500.0)
+    of_now = replace(trip, fatal=True)
+    state = head_state(member={"ran": ran, "ran_at_s": ran_at_s})
+
+    assert (trip in after(state, ev.SignalSeen(trip)).lead.recent) is counts
+    assert of_now in after(state, ev.SignalSeen(of_now)).lead.recent
+
+
 # -- memory and model ----------------------------------------------------------------------------
 
 

@@ -68,7 +68,7 @@ def test_what_is_wanted_is_started_once_with_the_intents_settings() -> None:
     ]
     assert turn.member.units == (Unit(RAY, 7, UnitState.STARTING, NOW),)
     assert turn.records == [
-        MemberRan(7, (50,)),
+        MemberRan(7, (50,), NOW),
         UnitChanged(RAY, 7, UnitState.STARTING),
     ]
     assert (turn.member.ready, turn.member.not_ready, turn.member.checked_at_s) == (None, None, float("-inf"))
@@ -117,11 +117,11 @@ def test_what_is_there_before_a_start_is_the_baseline() -> None:
     known = decided(intent=WANTS_RAY, memory=sample, returned=row)
     unknown = decided(intent=WANTS_RAY, returned=row, baseline_bytes=3, lowest_bytes=2)
 
-    assert known.records[0] == MemberRan(7, (8 * GIB, 7 * GIB, 6 * GIB, 5 * GIB))
+    assert known.records[0] == MemberRan(7, (8 * GIB, 7 * GIB, 6 * GIB, 5 * GIB), NOW)
     member = known.member
     assert (member.baseline_bytes, member.lowest_bytes, member.ran) == (5 * GIB, 5 * GIB, True)
     assert (member.returned, member.leaking) == ((8 * GIB, 7 * GIB, 6 * GIB, 5 * GIB), True)
-    assert unknown.records[0] == MemberRan(7, row)
+    assert unknown.records[0] == MemberRan(7, row, NOW)
     assert (unknown.member.baseline_bytes, unknown.member.lowest_bytes) == (None, None)
     assert not decided(intent=WANTS_RAY, memory=sample).member.leaking
 

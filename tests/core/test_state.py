@@ -46,7 +46,7 @@ KEPT = Kept(
 )
 DISK = Remembered(
     seen=Stamp(3, 9), incidents=5, settings=LEARNED, asked=Settings(), kept=KEPT, unclean_generation=8,
-    returned=(4 * GIB, 3 * GIB, 2 * GIB, GIB), unrested=True,
+    returned=(4 * GIB, 3 * GIB, 2 * GIB, GIB), unrested=True, ran_at_s=7.0,
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_a_new_daemon_knows_what_is_on_its_disk_and_nothing_else() -> None:
     assert initial(ASKED, "a#1", DISK, NOW) == State(
         node=HEAD,
         instance="a#1",
-        member=Member(unclean_generation=8, returned=DISK.returned, leaking=True, ran=True),
+        member=Member(unclean_generation=8, returned=DISK.returned, leaking=True, ran=True, ran_at_s=7.0),
         peers=(Peer(WORKER),),
         coordinator=Coordinator(
             phase_since_s=NOW,

@@ -31,6 +31,7 @@ KNOWN = {
     "always_present": (121,),
     "stall_is_silence": (75,),
     "stop_not_obeyed": (47,),
+    "stop_command_forgotten": (474,),
 }
 """Where what is found late was found last: looked at first, to save the worlds before it."""
 

@@ -8,10 +8,13 @@ from itertools import pairwise
 import pytest
 
 from sim.world import ENFORCING, OBSERVING, UNSEEN, World, serving
+from sparkd.core import commands as co
+from sparkd.core import events as ev
 from sparkd.core.launch import MONITOR_AGAIN, MONITOR_OFF
 from sparkd.core.need import RAISED_THRESHOLD
-from sparkd.core.records import Judged, Remedied, SettingsAdopted
+from sparkd.core.records import Judged, MemberRan, Remedied, SettingsAdopted
 from sparkd.core.state import AT_ONCE
+from sparkd.signals.model import Proof, Quantity, Signal
 from sparkd.words import GIB, Phase, Settings, UnitName
 
 
@@ -132,3 +135,51 @@ def test_the_guards_floor_follows_the_phase_on_every_node_and_is_asked_for_in_ti
         assert {Phase.LOADING_WEIGHTS, Phase.CAPTURING_GRAPHS, Phase.SERVING} <= {p for _, p in leases}
         assert max(b - a for (a, _), (b, _) in pairwise(leases)) <= 15.0
     assert {floor for _, _, _, floor in world.leases} == {world.head.policy.guard_floor_bytes}
+
+
+class Away(World):
+    """A world in which units outlive their daemons, and what ended meanwhile is found."""
+
+    def __init__(self) -> None:
+        super().__init__(guarded=True)
+        self.outlives = True
+
+    def _do_SweepLeftovers(self, node, _command: co.SweepLeftovers) -> None:  # noqa: N802
+        living = tuple(ev.RunningUnit(p.unit, p.stamp, p.settings) for p in node.procs.values() if p.alive)
+        over = (
+            ev.EndedUnit(p.unit, p.stamp, p.settings, signal=9) for p in node.procs.values() if not p.alive
+        )
+        self.later(node, 0.1, ev.LeftoversSwept((1,), running=living, ended=tuple(over)))
+
+
+@pytest.mark.parametrize(("name", "ago_s"), [("spark-a", 5.0), ("spark-b", 5.0), ("spark-a", 1e6)])
+def test_what_the_guard_killed_while_no_daemon_was_there_lowers_memory(name: str, ago_s: float) -> None:
+    """A trip of before what ran then says nothing of it."""
+    world = Away()
+    world.run_until(serving(world))
+    world.run_for(60.0)
+    (ran, *_) = [r for r in world.nodes[name].records if isinstance(r, MemberRan)]
+    before = world.head.state.coordinator.settings
+    world.nodes[name].up = False
+    for proc in world.nodes[name].procs.values():
+        proc.alive = False
+    world.run_for(2.0)
+
+    world.restart_daemon(name, unrested=True, ran_at_s=ran.at_s, returned=ran.returned)
+    trip = Signal(
+        "memory_guard_killed",
+        "memory_guard_kill",
+        Proof.PROVES,
+        name,
+        "sparkd-guard",
+        "sparkd-guard: trip: killed 4 processes",
+        max(0.0, world.now - ago_s),
+        quantities=(Quantity("available_bytes", GIB), Quantity("used_bytes", 118 * GIB)),
+    )
+    world.tell(world.nodes[name], ev.SignalSeen(trip))
+    world.run_until(lambda: bool(world.records(Remedied)))
+
+    told = world.records(Remedied)[0]
+    counts = ago_s < 100.0
+    assert (told.diagnosis.cause == "memory_guard_kill", told.settings_after != before) == (counts, counts)
+    world.run_until(serving(world))

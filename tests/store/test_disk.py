@@ -103,6 +103,14 @@ def test_what_ran_when_the_boot_ended_is_remembered_by_the_next_one(tmp_path):
     assert remembered_in(tmp_path, "boot-2").unclean_generation == 14
 
 
+def test_since_when_it_runs_is_remembered_in_the_same_boot(tmp_path):
+    appended(tmp_path, MemberRan(14, (), 1234.5))
+    assert remembered_in(tmp_path, "boot-1").ran_at_s == 1234.5
+    assert remembered_in(tmp_path, "boot-2").ran_at_s is None
+    appended(tmp_path, MemberRested(14))
+    assert remembered_in(tmp_path, "boot-1").ran_at_s is None
+
+
 def test_what_rested_ended_cleanly(tmp_path):
     appended(tmp_path, MemberRan(14), MemberRested(14, (7, 6, 5)))
     assert remembered_in(tmp_path, "boot-2").unclean_generation == 0

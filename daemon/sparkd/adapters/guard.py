@@ -54,7 +54,8 @@ class Guard:
         floors: the file that the guard reads the floors from.
         status: the guard's status.
         state: the directory of its records.
-        boot: this boot's id; a trip of another boot is told with `at_s` of now, and is never fatal.
+        boot: this boot's id; a trip of another boot is told with `at_s` of 0, before this one began, and is
+            never fatal.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Guard:
     def _signal(self, trip: dict[str, Any]) -> Signal:
         now = self._clock.now()
         same_boot = bool(self._boot) and trip.get("boot") == self._boot
-        at_s = min(_number(trip.get("at_s"), now), now) if same_boot else now
+        at_s = min(_number(trip.get("at_s"), now), now) if same_boot else 0.0
         return Signal(
             id=SIGNAL,
             cause="memory_guard_kill",

@@ -20,7 +20,8 @@ class Remembered:
     """What survives a restart of the daemon, read from disk before the first step.
 
     `unclean_generation`: what ran when an earlier boot ended; `returned`: as in `Member`, of this boot;
-    `unrested`: something ran in this boot and has not been noted as resting.
+    `unrested`: something ran in this boot and has not been noted as resting; `ran_at_s`: since when, None =
+    nobody knows.
     """
 
     seen: Stamp = NO_STAMP
@@ -31,6 +32,7 @@ class Remembered:
     unclean_generation: int = 0
     returned: tuple[int, ...] = ()
     unrested: bool = False
+    ran_at_s: float | None = None
 
 
 def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -> State:
@@ -40,6 +42,7 @@ def initial(policy: Policy, instance: str, remembered: Remembered, now: float) -
         returned=remembered.returned,
         leaking=leaks(remembered.returned, policy),
         ran=remembered.unrested,
+        ran_at_s=remembered.ran_at_s,
     )
     return State(
         node=policy.node,

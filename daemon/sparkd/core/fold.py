@@ -15,6 +15,7 @@ from typing import Any
 
 from sparkd.core import events as ev
 from sparkd.core import (
+    guards,
     incident,
     leftovers,
     member,
@@ -195,7 +196,8 @@ def _drained(turn: Turn, event: ev.SourcesDrained) -> None:
 
 
 def _signal_seen(turn: Turn, event: ev.SignalSeen) -> None:
-    _sees(turn, event.signal)
+    if guards.is_of_what_ran(turn.state, event.signal):
+        _sees(turn, event.signal)
 
 
 def _sees(turn: Turn, signal: Signal) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from sparkd.core.messages import GuardSeen
 from sparkd.core.policy import Policy
 from sparkd.core.state import State
+from sparkd.signals.model import Signal
 from sparkd.words import Backend, Settings
 
 
@@ -39,3 +40,15 @@ def asked(state: State, policy: Policy) -> Settings:
     """Return the settings that are asked for as they can be had now: Ray's monitor off, or watching."""
     off = policy.ray_monitor_off_asked and policy.backend is Backend.RAY and enforce(state, policy)
     return replace(policy.settings, ray_memory_threshold=None) if off else policy.settings
+
+
+SOURCE = "sparkd-guard"
+"""The source of what the guard tells of itself (`adapters.guard`)."""
+
+
+def is_of_what_ran(state: State, signal: Signal) -> bool:
+    """Whether a guard's trip of before this daemon was of what ran then, and nobody has seen its end."""
+    if signal.source != SOURCE or signal.fatal:
+        return True
+    since_s = state.member.ran_at_s if state.member.ran else None
+    return since_s is not None and signal.at_s >= since_s

@@ -169,11 +169,12 @@ def _begin_run(turn: Turn, generation: int) -> None:
     returned = member.returned
     if available is not None:
         returned = (*returned, available)[-turn.policy.leak_cycles :]
-    turn.note(MemberRan(generation=generation, returned=returned))
+    turn.note(MemberRan(generation=generation, returned=returned, at_s=turn.now))
     turn.set_member(
         baseline_bytes=available,
         lowest_bytes=available,
         ran=True,
+        ran_at_s=turn.now,
         returned=returned,
         leaking=leaks(returned, turn.policy),
     )
@@ -183,7 +184,8 @@ def runs_on(turn: Turn) -> None:
     """What an earlier daemon started runs on here: its start's memory is the last that was noted."""
     member = turn.member
     available = member.memory.available_bytes if member.memory is not None else None
-    turn.note(MemberRan(generation=max(u.generation for u in alive(turn)), returned=member.returned))
+    generation = max(u.generation for u in alive(turn))
+    turn.note(MemberRan(generation=generation, returned=member.returned, at_s=member.ran_at_s))
     turn.set_member(
         baseline_bytes=member.returned[-1] if member.returned else None, lowest_bytes=available, ran=True
     )

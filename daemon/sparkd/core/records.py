@@ -239,11 +239,13 @@ class KeptChanged:
 class MemberRan:
     """Units of this generation run on this node from now on: an end of the boot is unclean until it rests.
 
-    `returned`: memory available before each of the last starts of this boot, bytes, newest last.
+    `returned`: memory available before each of the last starts of this boot, bytes, newest last; `at_s`: when
+    the first of them was started, monotonic, None = nobody knows.
     """
 
     generation: int
     returned: tuple[int, ...] = ()
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class Member:
     `found`: what an earlier daemon had started here and still ran when this one looked; `ended`: what had
     ended by then, and nobody had seen it;
     `baseline_bytes`, `lowest_bytes`: memory available before the newest start, and at the least since; `ran`:
-    something was started and has not rested since; `curve`: (time, available) of the last samples;
+    something was started and has not rested since, `ran_at_s`: when, None = nobody knows;
+    `curve`: (time, available) of the last samples;
     `unclean_generation`: what ran here when an earlier boot ended without rest, 0 = nothing; `returned`:
     memory available before each of the last starts, bytes; `leaking`: it falls with every one; `model`: what
     the model's files say, None = nothing is known; `guard`: the memory guard, None = not looked for yet;
@@ -128,6 +129,7 @@ class Member:
     baseline_bytes: int | None = None
     lowest_bytes: int | None = None
     ran: bool = False
+    ran_at_s: float | None = None
     outbox: Outbox = field(default_factory=Outbox)
     ready: bool | None = None
     not_ready: str | None = None

@@ -62,9 +62,8 @@ async def pump_guard(guard: MemoryGuard, emit: Emit) -> None:
 
 
 def tell_trips(guard: MemoryGuard, emit: Emit) -> None:
-    """Tell the trips that were not told yet; of one before this daemon nobody knows whose it was."""
+    """Tell the trips that were not told yet; whose one before this daemon was, the core knows."""
     for trip in guard.trips():
-        if trip.fatal:
-            emit(SignalSeen(signal=trip))
-        else:
+        emit(SignalSeen(signal=trip))
+        if not trip.fatal:
             log.warning("guard tripped before this daemon", quote=trip.quote)

@@ -83,6 +83,7 @@ class DiskStore:
             unclean_generation=recalled.unclean_generation,
             returned=recalled.returned,
             unrested=recalled.unrested,
+            ran_at_s=recalled.ran_at_s,
         )
 
     async def append(self, records: Sequence[Record]) -> None:

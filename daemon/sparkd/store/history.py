@@ -69,6 +69,7 @@ class Recalled:
     kept: Kept = field(default_factory=Kept)
     unclean_generation: int = 0
     unrested: bool = False
+    ran_at_s: float | None = None
     returned: tuple[int, ...] = ()
     highest: Stamp = NO_STAMP
     note: str = ""
@@ -127,6 +128,7 @@ class History:
             kept=_kept(_parsed(facts.get("kept")), self._boot),
             unclean_generation=_unclean(_parsed(facts.get("ran")), self._boot),
             unrested=_unrested(_parsed(facts.get("ran")), self._boot),
+            ran_at_s=_ran_at_s(_parsed(facts.get("ran")), self._boot),
             returned=_returned(_parsed(facts.get("ran")), self._boot),
             highest=Stamp(int(stamp.get("epoch", 0)), int(stamp.get("generation", 0))),
             note=self.take_note(),
@@ -261,6 +263,12 @@ def _unrested(ran: dict[str, Any], boot: str) -> bool:
     return not ran.get("resting", True) and ran.get("boot") == boot
 
 
+def _ran_at_s(ran: dict[str, Any], boot: str) -> float | None:
+    """Return since when it ran: of another boot, or of a daemon that did not note it, nobody knows."""
+    at_s = ran.get("at_s")
+    return float(at_s) if isinstance(at_s, int | float) and _unrested(ran, boot) else None
+
+
 def _returned(ran: dict[str, Any], boot: str) -> tuple[int, ...]:
     """A boot begins with all of the memory."""
     return tuple(map(int, ran.get("returned", ()))) if ran.get("boot") == boot else ()
@@ -293,8 +301,9 @@ def _facts(record: Record, wall_s: float, asked: Settings, boot: str) -> tuple[t
             return (("learned", json.dumps(learned)),)
         case KeptChanged(kept=kept):
             return (("kept", json.dumps({**asdict(kept), "boot": boot})),)
-        case MemberRan(generation=generation, returned=returned):
+        case MemberRan(generation=generation, returned=returned, at_s=at_s):
             ran = {"generation": generation, "boot": boot, "resting": False, "returned": returned}
+            ran["at_s"] = at_s
             return (("ran", json.dumps(ran)),)
         case MemberRested(generation=generation, returned=returned):
             ran = {"generation": generation, "boot": boot, "resting": True, "returned": returned}
