@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from sparkd.cli.reading import Diagnoser, NamedLog
-from sparkd.intake.files import LogFile
+from sparkd.intake.files import LogFile, expand
 from sparkd.intake.rotated import Part, logs_of
 from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.model import Diagnosis
@@ -63,6 +64,26 @@ def test_of_several_parts_the_last_start_counts_and_a_quote_names_its_file(tmp_p
     )
     assert found.cause == "worker_process_died"
     assert found.evidence[0].source == "serve.log.1"
+
+
+@pytest.mark.parametrize(("old", "new"), [("12-31 23", "01-01 00"), ("02-29 23", "03-01 00")])
+def test_parts_go_on_over_the_turn_of_a_year_and_a_leap_day(tmp_path, old, new) -> None:
+    files = {"a.log": "INFO hello\n", "serve.log.1": FAILED.replace("11-30 03", old)}
+    files |= {"b.log": "INFO hello\n", "serve.log": GOOD.replace("11-30 07", new)}
+    found = diagnosed(tmp_path, files)
+    assert found.cause == "none"
+    assert "an earlier start in this log failed" in found.explanation
+
+
+def test_parts_in_an_archive_are_one_log(tmp_path) -> None:
+    for name, text in {"serve.log": GOOD, "serve.log.1": FAILED}.items():
+        (tmp_path / name).write_text(text)
+    archive = tmp_path / "logs.tgz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in ("serve.log", "serve.log.1"):
+            tar.add(tmp_path / name, f"./{name}")
+    logs = [NamedLog(file) for file in expand(str(archive), lambda: tmp_path, pytest.fail)]
+    assert DIAGNOSER.files(logs).diagnosis.cause == "none"
 
 
 def test_parts_are_put_in_the_order_of_their_age() -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from sparkd.intake import rotated
 from sparkd.intake.clock import clock_of
@@ -193,22 +194,30 @@ def _heads(logs: Sequence[NamedLog]) -> list[tuple[NamedLog, bytes]]:
 
 def _with_origins(heads: Sequence[tuple[NamedLog, bytes]]) -> list[tuple[NamedLog, Origin, bytes]]:
     """Return the logs with what each is of; the files of one log one after the other, the oldest first."""
-    told = [
-        (rotated.Part(log.file.path, log.node, clock_of(head_lines(head)).first_s), log, head)
-        for log, head in heads
-    ]
-    logs = rotated.logs_of(part for part, *_ in told)
-    written = {part.path: parts[-1].path for parts in logs for part in parts}
-    order = {part.path: number for parts in logs for number, part in enumerate(parts)}
-    names = {part.path: log.file.name for part, log, _ in told}
+    told = [(_part(log, head), log, head) for log, head in heads]
+    whole = {part: files for files in rotated.logs_of(part for part, *_ in told) for part in files}
+    names = {part: log.file.name for part, log, _ in told}
+    begin = {part: number for number, (part, *_) in reversed(list(enumerate(told)))}
+
+    def place(one: tuple[rotated.Part, NamedLog, bytes]) -> tuple[int, int]:
+        files = whole.get(one[0], [one[0]])
+        return min(begin[part] for part in files), files.index(one[0])
+
     return [
-        (log, _origin(log, names[written.get(part.path, part.path)]), head)
-        for part, log, head in sorted(told, key=lambda one: order.get(one[0].path, 0))
+        (log, _origin(log, names[whole.get(part, [part])[-1]]), head)
+        for part, log, head in sorted(told, key=place)
     ]
+
+
+def _part(log: NamedLog, head: bytes) -> rotated.Part:
+    """Return a file under its own name; what was unpacked lies under another, beside all of its archive."""
+    path, name = log.file.path, Path(log.file.name)
+    folder = path.parent if path.name == name.name else path.parent / path.name.rpartition("-")[0]
+    return rotated.Part(name, (log.node, folder), clock_of(head_lines(head)).first_s)
 
 
 def _origin(log: NamedLog, source: str) -> Origin:
-    return replace(log.origin, source=source, file="" if source == log.file.name else log.file.name)
+    return log.origin if source == log.file.name else replace(log.origin, source=source, file=log.file.name)
 
 
 def _refuse_other_texts(logs: Sequence[NamedLog], are_logs: Sequence[bool]) -> None:
@@ -265,12 +274,33 @@ def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterator[_Heard]:
     piece_bytes = min(CHUNK_BYTES, max(HEAD_BYTES, TOGETHER_BYTES // len(logs)))
     streams: dict[bool, list[Iterator[_Heard]]] = {True: [], False: []}
     for _, group in itertools.groupby(logs, key=lambda pair: (pair[1].origin.source, pair[1].origin.node)):
-        parts = list(group)
-        first_s = next((at_s for _, text in parts if (at_s := text.first_s) is not None), None)
-        read = (text.records(log.file.chunks(piece_bytes)) for log, text in parts)
-        streams[first_s is not None].append(_timed(itertools.chain.from_iterable(read), first_s or 0.0))
+        stream, first_s = _joined(list(group), piece_bytes)
+        streams[first_s is not None].append(_timed(stream, first_s or 0.0))
     merged = heapq.merge(*streams[True], key=lambda heard: heard[0].at_s)
     yield from _timed(itertools.chain(merged, *streams[False]), 0.0)
+
+
+def _joined(
+    parts: Sequence[tuple[NamedLog, _Text]], piece_bytes: int
+) -> tuple[Iterator[_Heard], float | None]:
+    """Return the records of the files of one log, and the first time that there is."""
+    streams: list[Iterator[_Heard]] = []
+    began_s: float | None = None
+    last_s = 0.0
+    for log, text in parts:
+        heard = text.records(log.file.chunks(piece_bytes))
+        if text.first_s is not None:
+            began_s = text.first_s if began_s is None else began_s
+            later_s = rotated.turned_s(last_s, text.first_s)
+            last_s = text.first_s + later_s
+            heard = _later(heard, later_s) if later_s else heard
+        streams.append(heard)
+    return itertools.chain.from_iterable(streams), began_s
+
+
+def _later(stream: Iterable[_Heard], later_s: float) -> Iterator[_Heard]:
+    for record, doubted in stream:
+        yield replace(record, at_s=record.at_s + later_s) if record.at_s else record, doubted
 
 
 def _timed(stream: Iterable[_Heard], last_s: float) -> Iterator[_Heard]:

@@ -18,7 +18,7 @@ from sparkd.signals.precedence import SUSPICION_S
 MARK = " distributed_init_method=tcp://"
 MIGHT_BE = ("engine_hang", "peer_lost", "worker_process_died")
 """What a time-out of a spread engine may be."""
-_TIMEOUTS = frozenset({"engine_rpc_timeout", "engine_rpc_timeout_other"})
+_TIMEOUTS = frozenset({"engine_rpc_timeout", "engine_rpc_timeout_other", "engine_wait_timeout"})
 _SPREAD = re.compile(
     r"world_size=(?!1\b)\d{1,6} [^\n]{0,80}distributed_init_method=tcp://(?!127\.|localhost)"
 )
