@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from sizing import checkpoints
-from sparkd.cli import plan, sparkctl
+from sparkd.cli import client, plan, sparkctl
 from sparkd.sizing.verdict import Outcome
+from standin_cluster import make_model
 
 SPARK = ("--node-memory", "119.7GiB", "--node-available", "117GiB")
 WATCHED = ("--set", "ray_memory_threshold=0.95")
@@ -144,8 +146,14 @@ def test_a_discrete_gpu_must_be_said(run, model, tmp_path) -> None:
         (["--config", "/no/such.toml"], "/no/such.toml: cannot be read"),
         ([], "give --config FILE, or the folder of a model"),
         (["MODEL", "--set", "x"], "wanted is KEY=VALUE"),
-        (["MODEL", "--set", "no_such_key=1"], "SPARKD_SETTINGS__NO_SUCH_KEY"),
-        (["MODEL", "--set", "gpu_memory_utilization=2"], "gpu_memory_utilization"),
+        (["MODEL", "--set", "no_such_key=1"], "--set no_such_key=1: sets no key ("),
+        (["MODEL", "--set", "gpu_memory_utilisation=0.8"], "; did you mean gpu_memory_utilization? ("),
+        (["MODEL", "--set", "engine.tensor_paralel=1"], "; did you mean engine.tensor_parallel? ("),
+        (["MODEL", "--set", "gpu_memory_utilization=2"], "sparkctl: --set gpu_memory_utilization: settings."),
+        (
+            ["MODEL", "--set", "engine.vllm.extra_args=x"],
+            "sparkctl: --set engine.vllm.extra_args: must be JSON",
+        ),
         (["MODEL", "--node-memory", "lots"], "--node-memory lots: must be a number of bytes"),
         (["MODEL", "--node-memory", "0"], "must be more than 0"),
         (["MODEL", "--node-memory", "1GiB", "--node-available", "2GiB"], "are more than the node has"),
@@ -155,6 +163,43 @@ def test_what_cannot_be_used_is_named(run, model, arguments, told) -> None:
     status, out, err = run(*[model if argument == "MODEL" else argument for argument in arguments])
     assert (status, out) == (2, "")
     assert told in err and "Traceback" not in err
+
+
+def test_the_sizes_of_one_answer_agree_and_a_refusal_is_said_once(run, model) -> None:
+    share = ("--set", "gpu_memory_utilization=0.97")
+    status, out, _ = run(model, "--node-memory", "119.7GiB", *share)
+    assert status == 1
+    cached = re.search(r"([\d.]+ GiB) a rank · a request", out)
+    assert cached is not None
+    assert out.count("vLLM would refuse") == 1
+    (row,) = [line for line in out.splitlines() if line.startswith("init distributed")]
+    assert "✗" in row and "vLLM's own check, told below" in row
+    advised = json.loads(run(model, "--node-memory", "119.7GiB", *share, *WATCHED, "--json")[1])
+    (change,) = [c for c in advised["changes"] if "pays" in c["why"]]
+    less = run(
+        model, "--node-memory", "119.7GiB", *WATCHED, "--set", f"gpu_memory_utilization={change['after']}"
+    )[1]
+    left = re.search(r"([\d.]+ GiB) a rank · a request", less)
+    assert left is not None
+    assert change["why"].endswith(f"the KV cache pays one for one: {cached[1]} becomes {left[1]}")
+
+
+def test_a_split_that_vllm_refuses_is_said_once_and_with_what_to_do(run, model) -> None:
+    out = run(model, *SPARK, "--set", "engine.tensor_parallel=3")[1]
+    assert out.count("cannot be") == 1
+    assert "only you can: choose engine.tensor_parallel" in out
+
+
+def test_the_demo_plans_the_demos_model(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(client, "DEMO_CONFIG", Path("none.toml"))
+    status, _, err = run("--demo")
+    assert status == 2 and "none.toml is not there: start it: make demo" in err
+    path = config(tmp_path, make_model(tmp_path / "demo"))
+    monkeypatch.setattr(client, "DEMO_CONFIG", path)
+    status, out, _ = run("--demo", *SPARK)
+    assert status == 2
+    assert "nothing can be said: weights of less than 1 MiB a rank: " in out
+    assert "what to do: start it" in out and "only you can" not in out
 
 
 def test_every_outcome_has_an_exit_status() -> None:

@@ -163,7 +163,8 @@ def test_an_unknown_architecture_is_never_called_fitting() -> None:
 
 def test_a_split_that_vllm_refuses() -> None:
     advice = plan_for(Request(large(20.0), SPARK, layout=Layout(3)))
-    assert advice.asked.outcome is Outcome.REFUSED and "3 ranks" in advice.only_you
+    assert advice.asked.outcome is Outcome.REFUSED and "3 ranks" in advice.asked.failures[0].text
+    assert "engine.tensor_parallel" in advice.only_you
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 DEMO_SOCKET = Path("build/demo/spark-a/run/sparkd.sock")
+DEMO_CONFIG = Path("build/demo/sparkd.toml")
 TIMEOUT_S = 10.0
 _START = "start it: sudo systemctl start sparkd (its log: journalctl -u sparkd -n 50), or sparkd run"
 _START_DEMO = "start it: make demo"
@@ -119,8 +120,17 @@ class Client:
 
 def demo_socket() -> Path:
     """Return the demo's socket: below the current directory, else below the project's."""
-    here = Path.cwd() / DEMO_SOCKET
-    return here if here.exists() else Path(__file__).resolve().parents[3] / DEMO_SOCKET
+    return _demo(DEMO_SOCKET)
+
+
+def demo_config() -> Path:
+    """Return the demo's configuration, found likewise."""
+    return _demo(DEMO_CONFIG)
+
+
+def _demo(path: Path) -> Path:
+    here = Path.cwd() / path
+    return here if here.exists() else Path(__file__).resolve().parents[3] / path
 
 
 def _login(url: str | None) -> dict[str, str]:

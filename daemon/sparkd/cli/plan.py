@@ -10,20 +10,23 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.meminfo import MemInfo
 from sparkd.adapters.model_headers import ModelHeadersError, read_checkpoint
+from sparkd.cli.client import demo_config
 from sparkd.cli.layout import safe
 from sparkd.cli.plan_learned import learned_of
 from sparkd.cli.plan_text import document, plan_text
 from sparkd.config.asked import Asked, layout_of, read_asked, sizing_options
+from sparkd.config.errors import suggestion
 from sparkd.config.forms import parse_bytes
 from sparkd.config.model import DELIMITER
 from sparkd.config.refusal import ConfigError
 from sparkd.config.served import PREFIX
+from sparkd.config.sources import variables
 from sparkd.sizing.advice import plan_for
 from sparkd.sizing.model import Learned, Node, Request
 from sparkd.sizing.verdict import Outcome
@@ -50,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         learned, said = learned_of(options)
         request = _request(asked, folder, _node(asked, options), learned)
     except ConfigError as error:
-        lines = error.lines
+        lines = _as_given(error.lines, options.set)
     except (PlanError, ModelHeadersError) as error:
         lines = (str(error),)
     else:
@@ -70,6 +73,11 @@ def _config(options: argparse.Namespace) -> str | None:
     """Without --config: the defaults for a model that is named, this node's configuration otherwise."""
     if options.config is not None or options.model is not None:
         return None if options.config is None else str(options.config)
+    if options.demo:
+        demo = demo_config()
+        if not demo.exists():
+            raise PlanError(f"{demo} is not there: start it: make demo")
+        return str(demo)
     if not os.access(CONFIG, os.R_OK):
         raise PlanError(f"{CONFIG} cannot be read: give --config FILE, or the folder of a model")
     return CONFIG
@@ -77,15 +85,39 @@ def _config(options: argparse.Namespace) -> str | None:
 
 def _environment(given: list[str]) -> dict[str, str]:
     """Return the environment with what --set gives, as the variables that set the same keys."""
-    environment = dict(os.environ)
+    environment, known = dict(os.environ), variables()
     for entry in given:
         key, mark, value = entry.partition("=")
-        section, dot, name = key.rpartition(".")
-        if not (mark and name):
+        if not (mark and key.rpartition(".")[2]):
             raise PlanError(f"--set {entry}: wanted is KEY=VALUE, for example gpu_memory_utilization=0.85")
-        path = (section if dot else "settings").split(".")
-        environment[PREFIX + DELIMITER.join([*path, name]).upper()] = value
+        variable = _variable(key)
+        if variable not in known:
+            near = suggestion(key, [_key(each) for each in known])
+            raise PlanError(f"--set {entry}: sets no key{near} (a key of [settings], or section.key)")
+        environment[variable] = value
     return environment
+
+
+def _variable(key: str) -> str:
+    path = key.split(".") if "." in key else ["settings", key]
+    return PREFIX + DELIMITER.join(path).upper()
+
+
+def _key(variable: str) -> str:
+    key = variable.removeprefix(PREFIX).replace(DELIMITER, ".").lower()
+    return key.removeprefix("settings.")
+
+
+def _as_given(lines: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return the complaints with --set where it, not the environment, gave the value."""
+    options = {
+        f"environment {_variable(key)}:": f"--set {key}:" for key, _, _ in (e.partition("=") for e in given)
+    }
+    found = []
+    for line in lines:
+        place = next((place for place in options if line.startswith(place)), "")
+        found.append(options.get(place, "") + line.removeprefix(place))
+    return found
 
 
 def _node(asked: Asked, options: argparse.Namespace) -> Node:

@@ -9,16 +9,18 @@ from sparkd.cli.layout import columns
 from sparkd.sizing.advice import Advice
 from sparkd.sizing.estimate import Need
 from sparkd.sizing.model import Request, Source
-from sparkd.sizing.verdict import Judged, Outcome, gib
+from sparkd.sizing.verdict import VLLMS_OWN, Judged, Outcome, gib
 from sparkd.words import Phase
 
 VERSION = 1
 _HEADLINE = {
     Outcome.FITS: "it fits",
     Outcome.TOO_LARGE: "it does not fit",
-    Outcome.REFUSED: "vLLM would refuse it",
     Outcome.UNKNOWN: "nothing can be said",
 }
+
+
+_START = "what to do: start it; sparkd follows the launch, measures it, and lowers what proves too much"
 
 
 def plan_text(folder: Path, request: Request, advice: Advice) -> str:
@@ -100,12 +102,14 @@ def _cache(asked: Judged) -> str:
 def _phases(asked: Judged) -> list[str]:
     if not asked.needs:
         return []
-    failing = {failure.phase for failure in asked.failures}
+    failing = {failure.phase: failure for failure in asked.failures}
     rows = [("phase", "needs", "left", "", "mostly")]
     for need in asked.needs:
         left = asked.limit.bytes - need.bytes
         mark = "✗" if need.phase in failing else "✓"
-        rows.append((_named(need.phase), gib(need.bytes), gib(left), mark, _mostly(need)))
+        own = need.phase in failing and failing[need.phase].cause in VLLMS_OWN
+        told = f"vLLM's own check, told below; {_mostly(need)}" if own else _mostly(need)
+        rows.append((_named(need.phase), gib(need.bytes), gib(left), mark, told))
     return columns(rows)
 
 
@@ -123,14 +127,19 @@ def _named(phase: Phase) -> str:
 
 def _answer(advice: Advice) -> list[str]:
     asked = advice.asked
-    lines = [f"{_HEADLINE[asked.outcome]}{f': {asked.unknown}' if asked.unknown else ''}"]
-    lines += [f"  {failure.text}" for failure in asked.failures[:1]]
-    if advice.changes and advice.fitting is not None:
-        lines.append("settings that fit, least harmful first:")
+    if asked.outcome is Outcome.REFUSED:
+        lines = [asked.failures[0].text]
+    else:
+        lines = [f"{_HEADLINE[asked.outcome]}{f': {asked.unknown}' if asked.unknown else ''}"]
+        lines += [f"  {failure.text}" for failure in asked.failures[:1]]
+    if advice.changes:
+        lines.append(f"settings that {'may ' if advice.fitting is None else ''}fit, least harmful first:")
         rows = [(f"  {c.setting}", f"{c.before} → {c.after}", c.why) for c in advice.changes]
         lines += columns(rows)
-    if advice.only_you and advice.only_you != asked.unknown and asked.outcome is not Outcome.FITS:
-        lines.append(f"only you can: {advice.only_you}")
+    if asked.outcome is Outcome.UNKNOWN:
+        lines.append(_START)
+    if advice.only_you:
+        lines.append(advice.only_you if advice.changes else f"only you can: {advice.only_you}")
     lines += [f"note: {warning}" for warning in asked.sizes.warnings]
     if any(part.source is Source.DECLARED for need in asked.needs for part in need.parts):
         lines.append(

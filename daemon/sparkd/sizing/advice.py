@@ -17,6 +17,8 @@ SHARES = 1000
 """vLLM's share is advised in thousandths."""
 LEAST_REQUESTS = 64
 """Fewer requests in a step than these free next to nothing of the sampler's peak."""
+_PAYS = "the KV cache pays one for one"
+_DIVIDE = "choose engine.tensor_parallel so that the ranks divide the heads, with as many GPUs"
 _ORDER = list(Phase)
 _EARLY = (Phase.FORMING, Phase.INIT_DISTRIBUTED, Phase.LOADING_WEIGHTS)
 
@@ -60,12 +62,13 @@ def plan_for(request: Request, weights: Weights | None = None) -> Advice:
     """
     asked = judge(request, weights)
     if not asked.failures or asked.failures[0].cause == "bad_configuration":
-        return Advice(asked, only_you=asked.failures[0].text if asked.failures else "")
+        return Advice(asked, only_you=_DIVIDE if asked.failures else "")
     now, changes = asked, list[Change]()
     for _ in range(STEPS_MAX):
         if not now.failures:
             fitting = now if now.outcome is Outcome.FITS else None
-            return Advice(asked, fitting, _merged(changes), only_you=now.unknown)
+            only_you = f"only a start with smaller settings can tell: {now.unknown}" if now.unknown else ""
+            return Advice(asked, fitting, _merged(changes, asked, now), only_you)
         step = _step(now, request)
         if step is None:
             break
@@ -157,10 +160,9 @@ def _less_cache(now: Judged, request: Request, failure: Failure) -> _Draft | Non
         return None
     if share < request.floors.gpu_memory_utilization and not pinned:
         return None
-    why = f"the KV cache pays one for one: {gib(cached)} becomes {gib(cached - over)}"
     if pinned:
-        return _changed(now, why, kv_cache_bytes=left)
-    return _changed(now, why, gpu_memory_utilization=share)
+        return _changed(now, _PAYS, kv_cache_bytes=left)
+    return _changed(now, _PAYS, gpu_memory_utilization=share)
 
 
 def _fewer_requests(now: Judged, request: Request, failure: Failure) -> _Draft | None:
@@ -229,13 +231,21 @@ _PREPARING = (_shorter_for_less,)
 """Steps that free nothing by themselves, and allow the next one to."""
 
 
-def _merged(changes: list[Change]) -> tuple[Change, ...]:
-    """Several steps of one setting are one change: from the asked value to the last."""
-    merged: dict[str, Change] = {}
+def _merged(changes: list[Change], asked: Judged, fitting: Judged) -> tuple[Change, ...]:
+    """Several steps of one setting are one change: from the asked value to the last, for all their reasons."""
+    merged: dict[str, list[Change]] = {}
     for change in changes:
-        first = merged.get(change.setting)
-        merged[change.setting] = change if first is None else replace(change, before=first.before)
-    return tuple(merged.values())
+        merged.setdefault(change.setting, []).append(change)
+    caches = [gib(judged.sizes.kv_cache_bytes or 0) for judged in (asked, fitting)]
+    pays = f"{_PAYS}: {caches[0]} becomes {caches[1]}"
+    return tuple(
+        replace(
+            steps[-1],
+            before=steps[0].before,
+            why="; ".join(pays if why == _PAYS else why for why in dict.fromkeys(step.why for step in steps)),
+        )
+        for steps in merged.values()
+    )
 
 
 def _only_you(failure: Failure, now: Judged) -> str:

@@ -14,6 +14,8 @@ from sparkd.sizing.model import Node, Request
 from sparkd.sizing.weights import Weights
 from sparkd.words import GIB, Backend, Phase, Settings
 
+VLLMS_OWN = frozenset({"startup_free_memory_too_low", "kv_cache_too_small"})
+"""Causes by which vLLM ends itself, however much of the node is left."""
 _BEFORE_WEIGHTS = (Phase.FORMING, Phase.INIT_DISTRIBUTED)
 
 
@@ -74,6 +76,8 @@ class Judged:
 
 def gib(value: float) -> str:
     """Return bytes as a person reads them."""
+    if 0 < abs(value) < 1 << 20:
+        return "less than 1 MiB"
     return f"{value / GIB:.1f} GiB" if abs(value) >= GIB else f"{value / (1 << 20):.0f} MiB"
 
 
@@ -89,7 +93,7 @@ def judge(request: Request, weights: Weights | None = None) -> Judged:
         return replace(judged, outcome=Outcome.REFUSED, failures=(failure,))
     failures = tuple(_failures(request, judged))
     if failures:
-        refused = failures[0].cause in {"startup_free_memory_too_low", "kv_cache_too_small"}
+        refused = failures[0].cause in VLLMS_OWN
         outcome = Outcome.REFUSED if refused else Outcome.TOO_LARGE
         return replace(judged, outcome=outcome, failures=failures)
     unknown = _unknown(sizes)
@@ -112,8 +116,8 @@ def limit_of(request: Request) -> Limit:
 def _unknown(sizes: Sizes) -> str:
     if not sizes.weights.exact:
         first = sizes.weights.unplaced[0]
-        least, most = gib(sizes.weights.least_bytes), gib(sizes.weights.bytes)
-        return f"weights of {least} to {most} a rank: how vLLM splits {first} over the ranks is not known"
+        bounds = dict.fromkeys((gib(sizes.weights.least_bytes), gib(sizes.weights.bytes)))
+        return f"weights of {' to '.join(bounds)} a rank: how vLLM splits {first} over the ranks is not known"
     if sizes.layers.unknown:
         return f"the KV cache of a request: {sizes.layers.unknown}"
     if sizes.step_bytes is None:
