@@ -304,7 +304,8 @@ def test_the_socket_is_for_owner_and_group_alone(daemon):
 
 
 def test_status_by_url_but_nothing_else(daemon, capsys):
-    assert sparkctl.main(["--url", daemon.url, "status"]) == 0
+    for command in ("status", "settings", "memory"):
+        assert sparkctl.main(["--url", daemon.url, command]) == 0
     assert sparkctl.main(["--url", daemon.url, "stop"]) == 2
     assert "run sparkctl on the node itself" in capsys.readouterr().err
     assert daemon.asked == []
@@ -386,3 +387,11 @@ def test_it_starts_without_what_is_slow_to_import():
 
     slow = {"aiohttp", "asyncio", "pydantic", "prometheus_client", "structlog", "sqlite3", "grpc"}
     assert not slow & set(loaded)
+
+
+@pytest.mark.parametrize("command", sorted(sparkctl.EXITS))
+def test_help_tells_the_exit_status(command, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sparkctl.main([command, "--help"])
+    assert ended.value.code == 0
+    assert "Exit status: 0 " in capsys.readouterr().out

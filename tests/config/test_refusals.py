@@ -61,6 +61,8 @@ def test_values(place, changes, said):
         ({"engin": {}}, "engin: unknown key; did you mean engine?"),
         ({"_env_file": "x"}, "_env_file: unknown key"),
         ({"engine__tensor_paralel": 2}, "engine.tensor_paralel: unknown key; did you mean tensor_parallel?"),
+        ({"engine__ray__version": 2.6}, "engine.ray.version = 2.6: must be a valid string: put it in quotes"),
+        ({"cluster__name": 7}, "cluster.name = 7: must be a valid string: put it in quotes"),
         ({"engine__ray__prot": 1}, "engine.ray.prot: unknown key; did you mean port?"),
         ({"node__1__adress": "x"}, "node[1].adress: unknown key; did you mean address?"),
         ({"settings__swap": 1}, "settings.swap: unknown key (known here: ray_memory_threshold,"),

@@ -162,6 +162,7 @@ def test_a_guard_that_cannot_read_the_memory_does_not_enforce(node) -> None:
 def test_a_guard_that_is_stopped_or_dead_is_not_alive(node) -> None:
     guard = side(node)
     assert not guard.read().alive
+    assert guard.read().reason.endswith("/status is missing or torn (docs/guard.md)")
     node.start()
     assert guard.read().enforcing
     last = node.status()["look_s"]

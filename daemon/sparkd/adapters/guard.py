@@ -105,7 +105,7 @@ class Guard:
         """Return what is known of the guard now."""
         status = self._read_status()
         if status is None:
-            return GuardSeen(reason=f"no guard is seen: {self._status} is not there or not whole"[:_TEXT_MAX])
+            return GuardSeen(reason=f"{self._status} is missing or torn (docs/guard.md)"[:_TEXT_MAX])
         age_s = self._clock.now() - _number(status.get("look_s"), -math.inf)
         floor = status.get("floor_bytes")
         if not -SEEN_WITHIN_S <= age_s <= SEEN_WITHIN_S:

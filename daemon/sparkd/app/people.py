@@ -134,19 +134,23 @@ class People:
             text = "it only observes: set recovery.observe_only = false and restart sparkd"
             return operator_api.Answer(accepted=False, text=text)
         lead = self._loop.state.coordinator
-        if (refusal := _pointless(verb, lead.phase, pausing=lead.pause_wanted)) is not None:
-            return operator_api.Answer(accepted=False, text=refusal)
+        if (answer := without_effect(verb, lead.phase, pausing=lead.pause_wanted)) is not None:
+            return answer
         self._loop.emit(OperatorAsked(verb=verb, by=by))
         return operator_api.Answer(accepted=True, text=f"{verb} asked")
 
 
-def _pointless(verb: Verb, phase: Phase, *, pausing: bool) -> str | None:
-    """Return why *verb* would change nothing now, None where it may."""
-    stopped = phase in {Phase.STOPPED, Phase.STOPPING}
-    if stopped and verb in {Verb.PAUSE, Verb.RESUME}:
-        return f"it is {phase}: sparkctl start"
+def without_effect(verb: Verb, phase: Phase, *, pausing: bool) -> operator_api.Answer | None:
+    """Return the answer to a *verb* that would change nothing now, None where it may.
+
+    What is so already is accepted, as often as it is asked; what cannot be had this way is refused.
+    """
+    if phase in {Phase.STOPPED, Phase.STOPPING} and verb in {Verb.PAUSE, Verb.RESUME}:
+        return operator_api.Answer(accepted=False, text=f"it is {phase}: sparkctl start")
     if phase is Phase.STOPPED and verb is Verb.STOP:
-        return "it is stopped already"
+        return operator_api.Answer(accepted=True, text="it is stopped already")
+    if phase is Phase.PAUSED and pausing and verb is Verb.PAUSE:
+        return operator_api.Answer(accepted=True, text="it is paused already")
     if verb is Verb.RESUME and not pausing and phase not in {Phase.PAUSED, Phase.ESCALATED}:
-        return f"nothing to resume: it is {phase}"
+        return operator_api.Answer(accepted=True, text=f"nothing to resume: it is {phase}")
     return None

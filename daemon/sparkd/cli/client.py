@@ -73,7 +73,9 @@ class Client:
 
     def _ask(self, method: str, target: str, body: str | None) -> Reply:
         if self.url is not None and not (method == "GET" and target == "/status"):
-            raise ClientError("--url only tells the status: for this, run sparkctl on the node itself")
+            raise ClientError(
+                "--url answers status, settings and memory only: for this, run sparkctl on the node itself"
+            )
         connection = self._connection()
         try:
             connection.request(method, target, body, {"Content-Type": "application/json", **_login(self.url)})

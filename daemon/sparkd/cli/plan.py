@@ -108,7 +108,7 @@ def _key(variable: str) -> str:
     return key.removeprefix("settings.")
 
 
-def _as_given(lines: Sequence[str], given: Sequence[str]) -> list[str]:
+def _as_given(lines: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return the complaints with --set where it, not the environment, gave the value."""
     options = {
         f"environment {_variable(key)}:": f"--set {key}:" for key, _, _ in (e.partition("=") for e in given)
@@ -117,7 +117,7 @@ def _as_given(lines: Sequence[str], given: Sequence[str]) -> list[str]:
     for line in lines:
         place = next((place for place in options if line.startswith(place)), "")
         found.append(options.get(place, "") + line.removeprefix(place))
-    return found
+    return tuple(found)
 
 
 def _node(asked: Asked, options: argparse.Namespace) -> Node:

@@ -24,6 +24,15 @@ VERBS = {
     "pause": "watch and report, change nothing (from the next safe point on)",
     "resume": "end a pause, or try again after an escalation",
 }
+_UNANSWERED = "2 no sparkd answers"
+EXITS = {
+    "status": f"0 serving, and nobody is needed, 1 otherwise, {_UNANSWERED}",
+    **dict.fromkeys(("settings", "memory", "explain"), f"0 told, {_UNANSWERED}"),
+    "incidents": f"0 told, 1 there is no such incident, {_UNANSWERED}",
+    "replay": "0 every decision is the same, 1 at least one differs, 2 the file cannot be used",
+    **dict.fromkeys(VERBS, f"0 asked, or so already, 1 refused, and why, {_UNANSWERED}"),
+}
+"""Of the commands that do not tell it in their descriptions."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkctl", description="Ask and steer sparkd.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--socket", type=Path, help=f"operator socket of a daemon (default {SOCKET})")
-    where.add_argument("--url", help="page of a daemon, http://ADDRESS:PORT: only for status and settings")
+    where.add_argument(
+        "--url", help="page of a daemon, http://ADDRESS:PORT: only for status, settings and memory"
+    )
     where.add_argument("--demo", action="store_true", help="the daemon of `make demo`")
     # Accepted before and after the command; the inner one must not reset the outer one.
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -133,8 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_signature_folder(signatures)
     _add_plan(commands.add_parser("plan", parents=[common], help="what a model needs, before it is started"))
     add_setup(commands)
-    for command in commands.choices.values():
+    for name, command in commands.choices.items():
         command.set_defaults(own_parser=command)
+        if name in EXITS:
+            command.epilog = f"Exit status: {EXITS[name]}."
     return parser
 
 

@@ -45,8 +45,12 @@ def main(argv: list[str] | None = None) -> int:
             print(line, file=sys.stderr)
         return EX_CONFIG
     if options.command == "check":
+        from sparkd.cli.seen_here import not_seen
+
         for note in loaded.notes:
             print(f"note: {note}")
+        for line in not_seen(loaded):
+            print(f"warning: {line}")
         print(f"{options.config}: right for {loaded.node.name} ({loaded.node.role}) of {loaded.cluster}")
         return 0
     return _run(loaded, options.log_level)

@@ -8,7 +8,7 @@ from sparkd.words import UnitName
 
 COMMANDS = {
     "run": "run the daemon",
-    "check": "check the configuration and say what it means",
+    "check": "check the configuration and say what it means (exit status: 0 right, 78 wrong)",
     "files": "look at the model's files for the daemon (for sparkd-files.service)",
     "exec": "become a unit of the engine, as the daemon has ordered (for the units of systemd)",
 }

@@ -62,6 +62,8 @@ def _complaint(location: tuple[int | str, ...], detail: Any) -> str:
 
 def _words(detail: Any) -> str:
     message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
+        message += ": put it in quotes"  # 2.60 is a number in TOML, and no longer what was written
     return message.replace("Input should be", "must be").replace("should have", "must have")
 
 

@@ -232,7 +232,7 @@ _PREPARING = (_shorter_for_less,)
 
 
 def _merged(changes: list[Change], asked: Judged, fitting: Judged) -> tuple[Change, ...]:
-    """Several steps of one setting are one change: from the asked value to the last, for all their reasons."""
+    """Several steps of one setting are one change: from the asked value to the last."""
     merged: dict[str, list[Change]] = {}
     for change in changes:
         merged.setdefault(change.setting, []).append(change)
