@@ -93,13 +93,18 @@ def test_a_permanent_cause_ends_the_trying_where_it_is_proven(confidence, action
 # -- NCCL ----------------------------------------------------------------------------------------
 
 
+# Of these the runbook says that no unchanged restart helps.
+SET_WRONG = {"gloo_connect_failure", "nccl_socket_connect"}
+
+
 @pytest.mark.parametrize("cause", remedy.NCCL)
 def test_a_fabric_failure_is_unchanged_first_and_one_memory_step_the_second_time(cause) -> None:
     first = chosen(diagnosed(cause))
     second = chosen(diagnosed(cause), facts(causes=(cause,)))
     floor = chosen(diagnosed(cause), facts(FLOOR, causes=(cause,)))
 
-    assert first.explanation == f"{cause} can pass: relaunch with unchanged settings"
+    passes = "rarely passes by itself" if cause in SET_WRONG else "can pass"
+    assert first.explanation == f"{cause} {passes}: relaunch with unchanged settings"
     assert second.explanation.startswith(f"{cause} again, one memory step: utilisation 0.9 -> ")
     assert (second.action, second.memory) == (GO, False)
     assert second.settings.gpu_memory_utilization < 0.9

@@ -288,6 +288,11 @@ WAITED = (Quantity("waited_s", 60.0),)
         (sig("peer_lost", node="b"), "b: the node was lost while serving"),
         (sig("peer_lost", node=""), "another node was lost while serving"),
         (
+            sig("ray_node_died", node="b"),
+            "b: the node's Ray process died or was lost while serving",
+        ),
+        (sig("ray_node_died", node=""), "a node's Ray process died or was lost while serving"),
+        (
             sig(
                 "host_memory_pressure",
                 quantities=(Quantity("used_bytes", 3.0 * GIB), Quantity("total_bytes", 4.0 * GIB)),

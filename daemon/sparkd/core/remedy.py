@@ -129,7 +129,8 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
         return _escalate(facts, diagnosis, text)
     if cause in NCCL and (why := _asks_for_a_step(cause, facts, policy, now)):
         return _nccl_step(diagnosis, facts, policy, why)
-    return _relaunch(facts, policy, facts.settings, f"{cause} can pass: relaunch with unchanged settings")
+    passes = "can pass" if cause_info(cause).transient is not False else "rarely passes by itself"
+    return _relaunch(facts, policy, facts.settings, f"{cause} {passes}: relaunch with unchanged settings")
 
 
 def account_of(cause: str) -> str:

@@ -87,7 +87,7 @@ _ALL = (
         "Make address and interface of the node agree in the configuration.",
     ),
     # Ray.
-    _transient("ray_node_died", "the node's Ray process died or was lost"),
+    _transient("ray_node_died", "a node's Ray process died or was lost"),
     _transient("ray_gcs_unreachable", "Ray's control process on the head was unreachable"),
     _undecided(
         "ray_insufficient_resources",

@@ -88,6 +88,13 @@ _STATES = frozenset(
         "wrong_interface",
     }
 )
+# What is said of another node than the one that says it, where its name stands before.
+_OF_THE_NODE = MappingProxyType(
+    {
+        "peer_lost": "the node was lost",
+        "ray_node_died": "the node's Ray process died or was lost",
+    }
+)
 # Causes of which it is told how long they lasted.
 _LASTS = frozenset({"c10d_connect_timeout", "engine_hang", "ray_gcs_unreachable"})
 WORDS_CHARS = 160
@@ -120,10 +127,9 @@ def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
 
 
 def _title(root: Signal, node: str | None) -> str:
-    if root.cause == "peer_lost" and node:
-        return "the node was lost"
     if root.cause != UNKNOWN:
-        return cause_info(root.cause).title
+        title = cause_info(root.cause).title
+        return _OF_THE_NODE.get(root.cause, title) if node else title
     if root.proof is Proof.SUGGESTS:
         return "a step did not end, and nothing tells a node that hangs from one that is lost"
     if root.id == "observed_start_failed":
