@@ -21,6 +21,10 @@ SPOKE = "mlx5_core 0000:01:00.0 enp1s0f0np0: Link up"
 DOWN = "Reached target reboot.target - System Reboot."
 MEETS = "world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://10.77.0.1:29501 backend=nccl"
 TIMEOUT = "TimeoutError: RPC call to execute_model timed out."
+WAITED = (
+    'File "/v/vllm/distributed/device_communicators/shm_broadcast.py", line 864, in acquire_read\n'
+    "    raise TimeoutError"
+)
 
 
 def judged(*said: tuple[float, str, str]) -> Diagnosis:
@@ -61,3 +65,9 @@ def test_a_spread_engine_that_ran_out_of_time_lost_the_node_that_booted(at_s: fl
     assert (found.cause, found.node) == ("peer_lost", "b")
     ordered = [*said, (at_s - 9.0, "b", DOWN)]
     assert judged(*sorted(ordered, key=lambda row: row[0])).cause != "peer_lost"
+
+
+@pytest.mark.parametrize("timeout", [TIMEOUT, WAITED])
+def test_a_time_out_of_a_spread_engine_alone_is_no_hang(timeout: str) -> None:
+    assert judged((0.0, "a", MEETS), (300.0, "a", timeout)).cause == "unknown"
+    assert judged((300.0, "a", timeout)).cause == "engine_hang"

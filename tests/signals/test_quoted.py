@@ -81,3 +81,15 @@ def test_a_page_that_somebody_named_proves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     log.write_text(f"{ERRORS[3]}\n")
     assert DIAGNOSER.files([NamedLog(LogFile(log, "serve.log"))]).diagnosis.confidence > 0.9
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "ticket", "README"])
+def test_what_is_written_as_a_page_proves_nothing_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB"
+    fenced = f"```\nERROR 11-30 02:28:27 [core.py:1] EngineCore failed to start.\n{error}\n```\n"
+    page = f"# Notes\n\nWe saw this once:\n\n{fenced}\nWe lowered\nthe share,\nand it was well.\n"
+    confidence = []
+    for text in (page, fenced):
+        (tmp_path / name).write_text(text)
+        confidence.append(DIAGNOSER.files([NamedLog(LogFile(tmp_path / name, name))]).diagnosis.confidence)
+    assert confidence == [0.6, 0.95]

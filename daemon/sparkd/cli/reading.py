@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkd.intake import rotated
 from sparkd.intake.clock import clock_of
 from sparkd.intake.files import CHUNK_BYTES, LogFile, NoLogError, UnusableError
-from sparkd.intake.heads import is_cut, is_log, is_mostly_log, is_talk
+from sparkd.intake.heads import is_cut, is_log, is_mostly_log, is_page, is_talk
 from sparkd.intake.heads import lines_of as head_lines
 from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.opening import allow
@@ -245,8 +245,9 @@ def _without_pages(begun: Sequence[tuple[NamedLog, _Text]]) -> list[tuple[NamedL
 
 
 def _as_called(file: LogFile, text: _Text) -> _Text:
-    """Return a text that is called a page as prose, where not most of it is a log: it quotes."""
-    if text.is_log and _is_called_a_page(file) and not is_mostly_log(text.lines):
+    """Return a text that is called a page, or written as one, as prose where not most is a log: it quotes."""
+    page = text.is_log and (_is_called_a_page(file) or is_page(text.lines))
+    if page and not is_mostly_log(text.lines):
         return replace(text, is_log=False)
     return text
 

@@ -26,6 +26,7 @@ NEIGHBOURS_MIN, NEIGHBOURS_MAX = 8, 100
 NEIGHBOURS_SHARE = 0.9
 # What a page puts around lines of a log.
 _FENCE = "```"
+_HEADING = re.compile(r"#{1,6} +\S")
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)")
 # How other engines write (Go's logfmt, llama.cpp): their logs are read for what they share with ours.
 _OTHER_ENGINES = re.compile(
@@ -62,6 +63,11 @@ def is_mostly_log(lines: Sequence[str]) -> bool:
     """Return whether at least half of the lines are by their form a log's: a page quotes fewer."""
     lines = [line for line in lines if not line.lstrip().startswith(_FENCE)]
     return _are(lines, KNOWN_SHARE, lambda line: is_headed(line) or _is_own(line))
+
+
+def is_page(lines: Sequence[str]) -> bool:
+    """Return whether lines are written as a page is: it has headings, and fences around what it quotes."""
+    return any(line.lstrip().startswith(_FENCE) for line in lines) and any(map(_HEADING.match, lines))
 
 
 def is_talk(lines: Sequence[str]) -> bool:
