@@ -21,7 +21,7 @@ KNOWN = {
     "stop_not_kept": (123,),
     "cause_invented": (24,),
     "down_at_once": (50,),
-    "epoch_not_renewed": (95,),
+    "epoch_not_renewed": (96,),
     "peers_stamps_unheard": (59,),
     "stale_status_counts": (67,),
     "plan_not_compared": (53,),
@@ -29,7 +29,7 @@ KNOWN = {
     "unkillable_is_gone": (171,),
     "whoever_answers_nothing_is_gone": (2007,),
     "always_present": (121,),
-    "stall_is_silence": (75,),
+    "stall_is_silence": (151,),
     "stop_not_obeyed": (47,),
     "stop_command_forgotten": (474,),
 }
