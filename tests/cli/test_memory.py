@@ -41,6 +41,13 @@ def test_a_node_says_its_pool_its_floor_and_who_holds_what() -> None:
     )
 
 
+def test_what_is_in_another_memory_is_not_said_to_be_held_here() -> None:
+    """A GPU with memory of its own, or an engine that only pretends."""
+    text = memory_text(document(weights_bytes=int(140.0 * GIB)), {})
+    assert "held by  unknown: the engine tells of more than is in use here (" in text
+    assert "weights 140.0 · KV cache 44.6)" in text and "the rest" not in text
+
+
 @pytest.mark.parametrize("ended", ["gone", "older"])
 def test_what_an_ended_generation_said_is_held_by_nobody(ended) -> None:
     state = states.head(Phase.STOPPED, watch=states.SERVING_WATCH)

@@ -133,10 +133,11 @@ def _held(document: Document, node: Document, used: float) -> str:
         return "system and other programs: no engine runs here"
     known = [("before the launch", total - baseline)]
     known += [(name, held[key]) for name, key in _SAID if held[key] is not None]
+    told = " · ".join(f"{name} {gib_text(amount)}" for name, amount in known)
+    if sum(amount for _, amount in known[1:]) > used:
+        return f"{UNKNOWN}: the engine tells of more than is in use here ({told})"
     rest = used - sum(amount for _, amount in known)
-    if rest > 0:
-        known.append(("the rest of the engine", rest))
-    return " · ".join(f"{name} {gib_text(amount)}" for name, amount in known)
+    return f"{told} · the rest of the engine {gib_text(rest)}" if rest > 0 else told
 
 
 _SAID = (("weights", "weights_bytes"), ("KV cache", "kv_cache_bytes"), ("CUDA graphs", "graphs_bytes"))
