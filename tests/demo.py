@@ -22,6 +22,8 @@ from typing import Any, Protocol
 import aiohttp
 
 from cluster import Cluster, DeadlineError, Event, stamped_processes
+from sparkd.adapters.clock import MonotonicClock
+from sparkd.adapters.meminfo import MemInfo
 from sparkd.adapters.ray_table import GcsTable
 from standin_cluster import HEAD, NODES, SHARDS, make
 
@@ -29,8 +31,22 @@ ROOT = Path(__file__).parents[1]
 HOME = ROOT / "build" / "demo"
 PAGE_PORT = 9760
 
-# The stand-in's monitor kills where Ray's would: above its threshold, here at 113.78 of 119.70 GiB.
-KILL = {"kind": "ray_oom_kill", "phase": "capturing_graphs_half", "node": HEAD}
+KILL: dict[str, Any] = {"kind": "ray_oom_kill", "phase": "capturing_graphs_half", "node": HEAD}
+GIB = 1 << 30
+SEEN_GIB = 119.70
+"""Of the node whose failure is told, and so are the sizes: taken to this machine, that all numbers agree."""
+SIZES_GIB = {
+    "MEMORY_TOTAL": SEEN_GIB,
+    "GPU_TOTAL": SEEN_GIB,
+    "MEMORY_USED": 6.0,
+    "WEIGHTS": 55.0,
+    "ACTIVATION": 3.0,
+    "GRAPHS": 1.25,
+}
+LEAST_GIB = 16.0
+"""A smaller machine has no room for the steps of the ladder; there the sizes stay those that were seen."""
+USED_GIB = 113.78
+"""The stand-in's monitor kills where Ray's would: above its threshold."""
 KILLED = "Ray killed "
 
 
@@ -55,6 +71,12 @@ class Story:
         spent_s = (at_s if at_s is not None else time.monotonic()) - self.begun_s
         self.steps.append(Step(name, ok, round(spent_s, 2)))
         print(f"{spent_s:5.1f}  {name:<11} {text}{'' if ok else '   NOT VERIFIED'}", flush=True)
+
+
+def scaled(share: float) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return (the stand-in's variables, the fault) for a node of so much of the size that was seen."""
+    env = {f"SPARKD_STANDIN_{name}_BYTES": str(round(gib * share * GIB)) for name, gib in SIZES_GIB.items()}
+    return env, KILL | {"params": {"used_bytes": round(USED_GIB * share * GIB)}}
 
 
 def is_free(port: int) -> bool:
@@ -121,7 +143,10 @@ class StandinStage:
         """Make the demo's own directory anew."""
         shutil.rmtree(HOME, ignore_errors=True)
         port = PAGE_PORT if is_free(PAGE_PORT) else None
-        self._standin = make(HOME, self.name, faults=(KILL,), page_port=port)
+        sample = MemInfo(MonotonicClock()).read()
+        here_gib = 0.0 if sample is None else sample.total_bytes / GIB
+        env, kill = scaled(here_gib / SEEN_GIB if LEAST_GIB <= here_gib < SEEN_GIB else 1.0)
+        self._standin = make(HOME, self.name, faults=(kill,), page_port=port, env=env)
         self.cluster = self._standin.cluster
         page = self.cluster.head.setup.env["SPARKD_API__PORT"]
         self.hint = f"page http://127.0.0.1:{page}   metrics /metrics   try: .venv/bin/sparkctl --demo status"
