@@ -170,7 +170,7 @@ class Account(RuleBasedStateMachine):
         assert all(w <= jittered(w, str(n), policy) <= 1.1 * w for n, w in enumerate(waits))
 
 
-QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QUICK = settings(max_examples=60, stateful_step_count=40)
 TestMember = Member.TestCase
 TestMember.settings = QUICK
 TestAccount = Account.TestCase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkd.guard import decide
@@ -131,7 +131,6 @@ def test_below_the_floor_it_looks_again_the_sooner_the_faster_it_falls() -> None
     assert pause_at(0.5, (0.0, 5.5)) == decide.LOOK_AGAIN_LEAST_S
 
 
-@settings(deadline=None)
 @given(
     rate=st.floats(0.1e9, 60e9),
     start=st.floats(0.1, 110),

@@ -104,7 +104,7 @@ lines = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(lines, max_size=40), st.integers(0, 300), st.sampled_from([97, 4096, 1 << 20]))
 def test_the_fast_way_finds_what_the_slow_one_finds(some: list[str], filler: int, chunk: int) -> None:
     quiet = "(APIServer pid=7) INFO 11-30 01:58:34 [b.py:2] nothing of note\n" * filler

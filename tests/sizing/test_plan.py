@@ -355,7 +355,7 @@ TENSORS = st.builds(
 )
 
 
-@trials(max_examples=100, deadline=None)
+@trials(max_examples=100)
 @example(
     config={},
     architecture="LlamaForCausalLM",
