@@ -97,3 +97,53 @@ def test_the_kv_cache_of_a_later_log_is_not_that_of_the_failed_one(tmp_path: Pat
         logs.append(NamedLog(LogFile(tmp_path / name, name)))
     found = DIAGNOSER.files(logs).diagnosis
     assert round((found.quantity("kv_cache_bytes") or 0.0) / GIB) == 40
+
+
+def of_files(folder: Path, packed: bool = False, **runs: list[str]) -> Diagnosis:
+    from sparkd.cli.reading import NamedLog
+    from sparkd.intake.files import LogFile
+
+    logs = []
+    for name, lines in runs.items():
+        path = folder / (f"{name}.log.gz" if packed else f"{name}.log")
+        text = "\n".join(lines).encode()
+        path.write_bytes(gzip.compress(text) if packed else text)
+        logs.append(NamedLog(LogFile(path, path.name)))
+    return DIAGNOSER.files(logs).diagnosis
+
+
+DEATH = "vllm-fail-enginecore-sigkill"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_logs_of_two_runs_the_last_failure_is_the_answer(tmp_path, packed, turned) -> None:
+    """An earlier run's failure explains nothing of a later one, and is no cascade of it."""
+    runs = {"b": run(OOM, 3), "a": run(DEATH, 7)}
+    found = of_files(tmp_path, packed, **(dict(reversed(runs.items())) if turned else runs))
+    assert (found.cause, found.phase) == ("worker_process_died", Phase.SERVING)
+    assert "an earlier run (b.log" in found.explanation
+    assert "the device had no memory left" in found.explanation
+    assert all(quote.source.startswith("a.log") for quote in (*found.evidence, *found.cascade))
+
+
+def test_a_later_start_that_failed_is_told_as_if_it_were_alone(tmp_path) -> None:
+    alone = DIAGNOSER.lines(run(OOM, 7)).diagnosis
+    found = of_files(tmp_path, first=run(DEATH, 3), second=run(OOM, 7))
+    assert (found.cause, found.phase, found.quantities) == (alone.cause, alone.phase, alone.quantities)
+
+
+def test_a_run_that_is_well_hides_no_failure_of_another(tmp_path) -> None:
+    found = of_files(tmp_path, bad=run(OOM, 3), good=run(GOOD, 7))
+    assert found.cause == "cuda_oom"
+    assert "earlier" not in found.explanation
+
+
+def test_the_kernel_tells_of_the_run_in_whose_time_it_spoke(tmp_path) -> None:
+    kernel = (
+        "Nov 30 03:41:48 spark-a kernel: Out of memory: Killed process 77 (VLLM::EngineCor) "
+        "total-vm:1kB, anon-rss:100000000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0"
+    )
+    found = of_files(tmp_path, first=run(DEATH, 3), second=run(OOM, 7), kernel=[kernel])
+    assert found.cause == "cuda_oom"
+    assert "an earlier run (kernel.log" in found.explanation

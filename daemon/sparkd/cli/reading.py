@@ -18,9 +18,10 @@ from sparkd.intake.heads import lines_of as head_lines
 from sparkd.intake.lines import HEAD_BYTES
 from sparkd.intake.opening import allow
 from sparkd.intake.sieve import Sieve, read_phase
+from sparkd.intake.turns import ONE, Span, Turns, span_of, turns_of
 from sparkd.intake.whole import Fragment, Origin, WholeLog
 from sparkd.intake.whose import places_of
-from sparkd.signals import pasted
+from sparkd.signals import pasted, several
 from sparkd.signals.assess import Assessment, Assessor
 from sparkd.signals.catalogue import Catalogue, of_signatures
 from sparkd.signals.causes import NONE, UNKNOWN
@@ -124,7 +125,7 @@ class Diagnoser:
         if not usable:
             raise begun[0][0].file.refuse(OTHER_TEXT)
         texts = [text for _, text in usable]
-        found = self._assess(texts, _together(usable))
+        found = self._assess(texts, _together(usable), _turns(usable))
         pages = all(_is_page(log.file, text) for log, text in usable)
         if found.diagnosis.cause == NONE or (found.diagnosis.cause == UNKNOWN and pages):
             _refuse_other_texts([log for log, _ in usable], [text.reads_as_log for text in texts])
@@ -151,15 +152,20 @@ class Diagnoser:
             talk=talk,
         )
 
-    def _assess(self, texts: Sequence[_Text], records: Iterable[_Heard]) -> Assessment:
+    def _assess(self, texts: Sequence[_Text], records: Iterable[_Heard], turns: Turns = ONE) -> Assessment:
         """Return what *records* say, and one text that is short when it is read as a whole."""
-        assessor = Assessor(self._catalogue, _places(texts), read_phase)
+        places = _places(texts)
+        assessors = [Assessor(self._catalogue, places, read_phase) for _ in range(turns.count)]
         for record, doubted in records:
+            assessor = assessors[turns.of(record)]
             assessor.catalogue = self._doubting if doubted else self._catalogue
             assessor.add(record)
         whole = texts[0].short() if len(texts) == 1 else None
-        assessor.catalogue = self._catalogue if texts[0].is_log else self._doubting
-        found = assessor.finish() if whole is None else assessor.reread(whole)
+        if whole is None:
+            found = several.together([assessor.finish() for assessor in assessors])
+        else:
+            assessors[0].catalogue = self._catalogue if texts[0].is_log else self._doubting
+            found = assessors[0].reread(whole)
         noise = Counter(dict(found.noise))
         for text in texts:
             noise.update(text.reader.harmless)
@@ -263,6 +269,26 @@ def _is_page(file: LogFile, text: _Text) -> bool:
 
 def _places(texts: Sequence[_Text]) -> Places:
     return places_of((text.origin, "\n".join(text.lines).encode()) for text in texts)
+
+
+def _turns(logs: Sequence[tuple[NamedLog, _Text]]) -> Turns:
+    """Return the runs that the logs are of; one where they cannot be told apart."""
+    if len(logs) < 2 or any(log.file.once for log, _ in logs):
+        return ONE
+    spans: list[Span] = []
+    for _, group in itertools.groupby(logs, key=lambda pair: (pair[1].origin.source, pair[1].origin.node)):
+        parts = list(group)
+        (_, first), (newest, _) = parts[0], parts[-1]
+        span = first.is_log and span_of(first.origin.source, first.lines, _last_lines(newest.file))
+        spans += [span] if span else []
+    return turns_of(spans)
+
+
+def _last_lines(file: LogFile) -> list[str]:
+    try:
+        return head_lines(file.tail())
+    except OSError:
+        return []  # told where it is read
 
 
 def _together(logs: Sequence[tuple[NamedLog, _Text]]) -> Iterator[_Heard]:

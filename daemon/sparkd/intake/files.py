@@ -93,6 +93,18 @@ class LogFile:
             self._begun = (head, chunks)
         return head
 
+    def tail(self) -> bytes:
+        """Return the last bytes of a file that has a head; what is packed is read whole. Raises OSError."""
+        head = self.head()
+        with self._opened() as stream:
+            if stream.read(HEAD_BYTES) == head:
+                stream.seek(-min(HEAD_BYTES, stream.seek(0, os.SEEK_END)), os.SEEK_END)
+                return stream.read()
+        last = before = b""
+        for chunk in self._read(CHUNK_BYTES):
+            before, last = last, chunk
+        return (before + last)[-HEAD_BYTES:]
+
     def chunks(self, piece_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Return the log's bytes, unpacked and as UTF-8. Raises NoLogError, at the latest at the first.
 
@@ -116,12 +128,15 @@ class LogFile:
                 self.unread = self.unread or Unread(self.name, str(error))
             raise (self.refuse(str(error)) if self.unread is None else NoLogError(self.unread)) from None
 
+    def _opened(self) -> IO[bytes]:
+        name = str(self.path)
+        return opened(f"./{STDIN}" if name == STDIN and not self.once else name)
+
     def _bytes(self, piece_bytes: int) -> Iterator[bytes]:
         """Yield the unpacked bytes as far as they go; what stands against the rest is in `unread`."""
         read = 0
         try:
-            name = str(self.path)
-            with opened(f"./{STDIN}" if name == STDIN and not self.once else name) as stream:
+            with self._opened() as stream:
                 for chunk in unpacked(self._checked(_read_on(stream, piece_bytes, once=self.once))):
                     yield chunk
                     read += len(chunk)
