@@ -155,7 +155,8 @@ class Diagnoser:
     def _assess(self, texts: Sequence[_Text], records: Iterable[_Heard], turns: Turns = ONE) -> Assessment:
         """Return what *records* say, and one text that is short when it is read as a whole."""
         places = _places(texts)
-        assessors = [Assessor(self._catalogue, places, read_phase) for _ in range(turns.count)]
+        read = tuple(text.origin.source for text in texts)
+        assessors = [Assessor(self._catalogue, places, read_phase, read) for _ in range(turns.count)]
         for record, doubted in records:
             assessor = assessors[turns.of(record)]
             assessor.catalogue = self._doubting if doubted else self._catalogue

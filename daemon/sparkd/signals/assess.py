@@ -80,6 +80,7 @@ class Assessor:
     catalogue: Catalogue
     places: Places = NO_PLACES
     read_line: ReadLine = _no_facts
+    read: tuple[str, ...] = ()
     _follower: Follower = field(init=False)
     _signals: list[Signal] = field(default_factory=list)
     _seen: Counter[repeats.Key] = field(default_factory=Counter)
@@ -198,6 +199,7 @@ class Assessor:
             alive_at_s=max(self._alive_s.values(), default=None),
             speakers=follower.speakers(),
             heard=tuple(Heard(*place, *times) for place, times in self._heard.items()),
+            read=self.read,
             spread=self._spread,
             on_ray=self._on_ray,
         )

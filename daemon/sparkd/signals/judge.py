@@ -26,6 +26,7 @@ from sparkd.signals import (
     sentence,
     spread,
     survive,
+    unread,
     when,
 )
 from sparkd.signals.causes import NONE, UNKNOWN, cause_info
@@ -272,19 +273,22 @@ def _diagnose(
     rest = [s for s in others if s.cause != root.cause and (s.fatal or s.at_s > root.at_s)]
     kv_cache_bytes = quantities.kv_cache_of(root, evidence)
     text = sentence.explain(root, phase, node, kv_cache_bytes)
+    might = unread.killers(root, evidence)
     return Diagnosis(
         cause=root.cause,
         phase=phase,
         node=node,
         transient=_transient(root),
-        confidence=_confidence(root),
+        confidence=_confidence(root, might),
         explanation=text,
         rank=root.rank,
         quantities=quantities.with_kv_cache(root.quantities, kv_cache_bytes),
         evidence=(_quote(root, "root"), *(_quote(s, "support") for s in support[: EVIDENCE_MAX - 1])),
         cascade=tuple(_quote(s, "cascade") for s in sorted(rest, key=lambda s: s.at_s)[:CASCADE_MAX]),
-        candidates=_candidates(root, loose, evidence),
-        advice=info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
+        candidates=_candidates(root, loose, might, evidence),
+        advice=unread.advice(might)
+        if might
+        else info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
     )
 
 
@@ -295,9 +299,13 @@ def _is_same_line(signal: Signal, root: Signal) -> bool:
     )
 
 
-def _candidates(root: Signal, loose: Sequence[Signal], evidence: Evidence) -> tuple[str, ...]:
-    if _confidence(root) >= _PROVEN:
+def _candidates(
+    root: Signal, loose: Sequence[Signal], killers: tuple[str, ...], evidence: Evidence
+) -> tuple[str, ...]:
+    if _confidence(root, killers) >= _PROVEN:
         return ()
+    if killers:
+        return tuple(dict.fromkeys((*(s.cause for s in loose if s.cause != root.cause), *killers)))
     if spread.is_unheard(evidence) and root.cause == UNKNOWN:
         return spread.MIGHT_BE
     might = _might_be(root.cause, loose)
@@ -321,14 +329,14 @@ def _transient(root: Signal) -> bool | None:
     return cause_info(root.cause).transient
 
 
-def _confidence(root: Signal) -> float:
+def _confidence(root: Signal, killers: Sequence[str]) -> float:
     if root.cause == UNKNOWN:
         return _UNDECIDED
     if root.proof is Proof.CASCADE:
         return _ONLY_CASCADE
     if root.proof is Proof.SUGGESTS:
         return _SUGGESTED
-    return _SURFACE if root.cause in _WEAK else _PROVEN
+    return _SURFACE if root.cause in _WEAK or killers else _PROVEN
 
 
 def _quote(signal: Signal, role: str) -> Quote:

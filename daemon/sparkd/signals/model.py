@@ -197,6 +197,7 @@ class Evidence:
         order_error_s: by how much the times of two nodes may be wrong against each other; None = not known:
             they are as printed.
         memory: what was measured of each node's memory.
+        read: what the logs are called that were read, whether or not they say anything.
         spread: the engine is spread over nodes; on_ray: by Ray.
     """
 
@@ -218,6 +219,7 @@ class Evidence:
     heard: tuple[Heard, ...] = ()
     order_error_s: float | None = None
     memory: tuple[Curve, ...] = ()
+    read: tuple[str, ...] = ()
     spread: bool = False
     on_ray: bool = False
 
