@@ -9,7 +9,7 @@ import pytest
 
 from sparkd.cli.would import would
 from sparkd.signals.causes import CAUSES
-from sparkd.signals.model import Diagnosis
+from sparkd.signals.model import Diagnosis, Quantity
 
 RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
 DOES = dict(
@@ -30,6 +30,14 @@ MEANS = {
     "Nothing": "",
     "Where it was not sparkd's own stop": "",
 }
+
+
+def test_rays_threshold_is_the_one_that_the_evidence_states() -> None:
+    numbers = (Quantity("threshold_bytes", 40.0), Quantity("total_bytes", 100.0))
+    sparkd, _ = would(Diagnosis("ray_oom_kill", None, None, None, 0.9, "why", quantities=numbers))
+    assert sparkd.startswith("Ray's monitor 0.40 -> 0.98")
+
+
 # The setting that its evidence would name is the share; without numbers nothing can be named.
 UNKNOWN_WITHOUT_NUMBERS = {"startup_free_memory_too_low"}
 

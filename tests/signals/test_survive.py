@@ -65,6 +65,20 @@ def test_what_still_answers_on_a_node_that_shuts_itself_down_acquits_nothing(tex
     assert cause((0.0, "log", RATE), (1.0, "kernel", text), *works) == "host_overheated"
 
 
+RAY_KILL = (
+    "Killing 1 worker(s), kill details: Memory on the node (IP: 10.77.0.1, ID: d9) was 9.48GB used / 23.54GB "
+    "limit (0.402601) OOM kill reason: Memory usage 10123583488B exceeded threshold of 10110426112B (40.0% "
+    "of 25276063744B limit)"
+)
+
+
+def test_a_kill_minutes_before_the_last_work_ended_something_else() -> None:
+    died = (200.0, "log", DIED)
+    assert cause((199.0, "raylet", RAY_KILL), (150.0, "log", ANSWER), died) == "ray_oom_kill"
+    assert cause((0.0, "raylet", RAY_KILL), (150.0, "log", ANSWER), died) == "worker_process_died"
+    assert cause((0.0, "raylet", RAY_KILL), (30.0, "log", ANSWER), died) == "ray_oom_kill"
+
+
 def test_what_ended_an_earlier_start_stays_until_a_later_one_has_served() -> None:
     failed = [(0.0, "log", CONFIG), (0.5, "log", READY), (1.0, "log", PASSED[5])]
     assert cause(*failed, (2.0, "log", CONFIG)) == "broken_install"

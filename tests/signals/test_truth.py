@@ -110,7 +110,13 @@ def test_rays_kill_is_found_in_the_other_file() -> None:
     assert found.transient is False
     assert found.quantity("total_bytes") == 25276063744
     assert found.quantity("threshold_bytes") == 10110426112
+    assert "(40.44 %), over its threshold of 40.00 %" in found.explanation
     assert any("died unexpectedly" in quote.text for quote in found.cascade)
+
+
+def test_a_threshold_that_was_passed_is_no_memory_that_was_exhausted() -> None:
+    found = replay.diagnose([ray("ray-oom-raylet-external-hog-no-victim.log")])
+    assert "the node's memory was over Ray's threshold of 40.00 % (9.47 of 23.54 GiB" in found.explanation
 
 
 @pytest.mark.parametrize("others", [[], ["s06_ray_oom_kill_v2.gcs_server.out"]])

@@ -1,4 +1,7 @@
-"""What the daemon would do about a diagnosis: its own rules are asked, with the default settings."""
+"""What the daemon would do about a diagnosis: its own rules are asked.
+
+The settings are those that the evidence tells of, else the default ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from sparkd.core.policy import Policy
 from sparkd.core.remedy import Action, Facts, choose
 from sparkd.signals.causes import NONE
 from sparkd.signals.model import Diagnosis
+from sparkd.signals.quantities import threshold_share_of
 from sparkd.words import Settings
 
 _NOTHING = frozenset({NONE, "clean_shutdown"})
@@ -18,7 +22,8 @@ def would(diagnosis: Diagnosis) -> tuple[str, str]:
     kv_cache, total, needed = (
         _whole(diagnosis.quantity(name)) for name in ("kv_cache_bytes", "total_bytes", "needed_bytes")
     )
-    facts = Facts(Settings(), 1, (), kv_cache, total, request_kv_bytes=needed)
+    threshold = threshold_share_of(diagnosis) or Settings().ray_memory_threshold
+    facts = Facts(Settings(ray_memory_threshold=threshold), 1, (), kv_cache, total, request_kv_bytes=needed)
     remedy = choose(diagnosis, facts, Policy(node="", head="", nodes=()), 0.0)
     if remedy.action is Action.ESCALATE:
         return "", diagnosis.advice or remedy.needs or remedy.explanation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparkd.signals.model import Evidence, Quantity, Signal
+from sparkd.signals.model import Diagnosis, Evidence, Quantity, Signal
 from sparkd.signals.precedence import NEAR_S, WAITED_TWICE
 
 
@@ -22,6 +22,15 @@ def lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
     longest_s = max(max(waited_s, since_s + first_s) for since_s, waited_s in waits)
     rest = tuple(q for q in root.quantities if q.name != "waited_s")
     return replace(root, quantities=(Quantity("waited_s", float(round(longest_s))), *rest))
+
+
+def threshold_share_of(found: Signal | Diagnosis) -> float | None:
+    """Return the share of the memory from which Ray's monitor kills, as the evidence states it."""
+    share = found.quantity("threshold_share")
+    limit, total = found.quantity("threshold_bytes"), found.quantity("total_bytes")
+    if share is None and limit is not None and total:
+        share = limit / total
+    return share if share is not None and 0.0 < share <= 1.0 else None
 
 
 def kv_cache_of(root: Signal, evidence: Evidence) -> int | None:

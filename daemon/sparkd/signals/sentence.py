@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from sparkd.signals.causes import UNKNOWN, cause_info
 from sparkd.signals.model import Proof, Signal
+from sparkd.signals.quantities import threshold_share_of
 from sparkd.words import GIB, Phase
 
 _DURING: Mapping[Phase, str] = MappingProxyType(
@@ -127,6 +128,9 @@ def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
 
 
 def _title(root: Signal, node: str | None) -> str:
+    threshold = threshold_share_of(root)
+    if root.cause == "host_memory_pressure" and threshold is not None:
+        return f"the node's memory was over Ray's threshold of {100 * threshold:.2f} %"
     if root.cause != UNKNOWN:
         title = cause_info(root.cause).title
         return _OF_THE_NODE.get(root.cause, title) if node else title
@@ -161,6 +165,11 @@ def _used_of_total(root: Signal) -> str:
     if used is None or not total:
         return ""
     return f"at {used / GIB:.2f} of {total / GIB:.2f} GiB ({100 * used / total:.2f} %)"
+
+
+def _killed_at(root: Signal) -> str:
+    used, threshold = _used_of_total(root), threshold_share_of(root)
+    return used if not used or threshold is None else f"{used}, over its threshold of {100 * threshold:.2f} %"
 
 
 def _used(root: Signal) -> str:
@@ -239,7 +248,7 @@ def _words(root: Signal) -> str:
 
 _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
     {
-        "ray_oom_kill": _used_of_total,
+        "ray_oom_kill": _killed_at,
         "host_memory_pressure": _used,
         "uma_host_exhaustion": _left_of_total,
         "cuda_oom": _requested,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparkd.signals.causes import UNKNOWN
-from sparkd.signals.model import Evidence, Record, Signal, Work
+from sparkd.signals.model import Evidence, Proof, Record, Signal, Work
 from sparkd.signals.precedence import HANGS, INSTALLED, NEAR_S, OWN_SOURCE, UNEXPLAINED, UNEXPLAINED_ID, WAITS
 
 # A rate is the mean of so many seconds; the clocks of two logs differ by less.
@@ -66,6 +66,8 @@ _MET_LATER = frozenset(
 )
 # Its server says that it is up before it takes its port.
 _OF_A_START = (INSTALLED | _CHECKED_AT_START) - _MET_LATER - {"port_in_use"}
+# Kills, of whatever process: what they ended is gone at once.
+_ENDS_A_PROCESS = frozenset({"ray_oom_kill", "kernel_oom", "cgroup_oom", "memory_guard_kill"})
 _WORKS_MAX = 4096
 WHY = "the engine worked on after it"
 
@@ -238,13 +240,14 @@ class _Trial:
 def _is_proof(signal: Signal, seen: Sequence[float], ends: Sequence[tuple[float, bool]]) -> bool:
     """Return whether work at the times *seen* shows that *signal* ended nothing.
 
-    Where the engine ended after it, only a fatal one is refuted, by work of more than a minute.
+    Where the engine ended after it, only a fatal one or a kill is refuted, by work of more than a minute.
     """
     ended_s = min((at_s for at_s, declared in ends if declared or at_s > seen[-1]), default=None)
     if ended_s is None:
         return True
     before = [at_s for at_s in seen if at_s < ended_s]
-    return signal.fatal and bool(before) and before[-1] - signal.at_s > NEAR_S
+    refutable = signal.fatal or (signal.cause in _ENDS_A_PROCESS and signal.proof is Proof.PROVES)
+    return refutable and bool(before) and before[-1] - signal.at_s > NEAR_S
 
 
 def _is_declared(end: Signal) -> bool:
