@@ -210,6 +210,10 @@ def test_what_a_cut_line_says_yields_to_what_is_proven(run, tmp_path) -> None:
     assert run(write(tmp_path / "log", OOM + LONG[:5_000] + port))[1].startswith("cuda_oom")
 
 
+SGLANG = "[2025-03-07 21:49:33 TP13] Decode out of memory happened. #retracted_reqs: 1"
+KUBECTL = "    Last State:     Terminated\n      Reason:       Completed\n      Exit Code:    0\n"
+
+
 def test_a_text_that_is_no_log_is_no_health(run, tmp_path) -> None:
     prose = write(tmp_path / "README.md", "# A page\n\nIt tells how to start.\n")
     quiet = write(tmp_path / "serve.log", QUIET)
@@ -257,6 +261,16 @@ def asked_both_ways(run, path: Path, text: str) -> list[tuple[str, float]]:
 )
 def test_prose_proves_nothing_and_a_batch_judges_as_a_file_does(run, tmp_path, text, confidence) -> None:
     assert asked_both_ways(run, tmp_path / "text", text) == [("cuda_oom", confidence)] * 2
+
+
+def test_a_text_that_is_no_log_is_not_called_healthy(run) -> None:
+    logs = [QUIET, "Application startup complete.", SGLANG, KUBECTL]
+    texts = ["hello", "It is so.\n" * 100, *logs, OOM]
+    batch = "".join(json.dumps({"id": 1, "lines": text}) + "\n" for text in texts).encode()
+    found = [json.loads(line) for line in run("--batch", stdin=batch)[1].splitlines()]
+    no_logs = [one.get("error", "").startswith("no line of it looks like a log") for one in found]
+    assert no_logs == [True, True, *[False] * 5]
+    assert [one.get("cause") for one in found] == [None, None, *["none"] * 4, "cuda_oom"]
 
 
 def test_pages_beside_logs_are_passed_over(run, tmp_path) -> None:

@@ -205,7 +205,10 @@ def _result(diagnoser: Diagnoser, line: bytes, *, explain: bool) -> dict[str, An
             "id": identity,
             "error": '"lines" has no line of a log: what is not known is not called healthy',
         }
-    return {"id": identity, **document(diagnoser.lines(lines), explain=explain)}
+    try:
+        return {"id": identity, **document(diagnoser.log(lines), explain=explain)}
+    except UnusableError as error:
+        return {"id": identity, "error": str(error)}
 
 
 def _printable(identity: object) -> object:

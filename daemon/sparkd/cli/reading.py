@@ -133,9 +133,19 @@ class Diagnoser:
 
     def lines(self, lines: Iterable[str], source: str = "log") -> Assessment:
         """Return what the lines of one log say."""
+        return self._lines(lines, source)[0]
+
+    def log(self, lines: Iterable[str]) -> Assessment:
+        """Return what lines say. Raises UnusableError where nothing wrong is found in what is no log."""
+        found, is_log = self._lines(lines, "log")
+        if found.diagnosis.cause == NONE and not is_log:
+            raise UnusableError(OTHER_TEXT)
+        return found
+
+    def _lines(self, lines: Iterable[str], source: str) -> tuple[Assessment, bool]:
         whole = "\n".join(lines).encode("utf-8", "replace")
         text = self._begun(Origin(source), whole[:HEAD_BYTES])
-        return self._assess([text], text.records([whole]))
+        return self._assess([text], text.records([whole])), text.reads_as_log
 
     def _begun(self, origin: Origin, head: bytes) -> _Text:
         lines = head_lines(head)

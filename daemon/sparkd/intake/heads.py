@@ -28,10 +28,13 @@ NEIGHBOURS_SHARE = 0.9
 _FENCE = "```"
 _HEADING = re.compile(r"#{1,6} +\S")
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)")
-# How other engines write (Go's logfmt, llama.cpp): their logs are read for what they share with ours.
+# How other engines write (Go's logfmt, llama.cpp, SGLang): their logs are read for what they share with ours;
+# and what kubectl tells of a container's end.
 _OTHER_ENGINES = re.compile(
     r"time=\S+ level=[A-Z]+ |\[GIN\] \d{4}/\d\d/\d\d - |(?:srv|slot) +\w+: |(?:llama|ggml)_\w+: "
     r"|(?:\[[^\]]*\] )?\[(?:TRT-LLM|TensorRT-LLM)\]"
+    r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]{2}\d{1,3}){1,3}\] "
+    r"| +Exit Code: +\d"
 )
 # A talk with a model, as a client prints or keeps it: who speaks.
 _ASKS = re.compile(
