@@ -4,6 +4,8 @@ import pytest
 
 from signals import replay
 from signals.replay import ONE_HOST, Log
+from sparkd.cli.reading import Diagnoser
+from sparkd.signals.catalogue import packaged_catalogue
 from sparkd.signals.model import Diagnosis, Proof, Signal
 from sparkd.words import Phase, UnitName
 
@@ -157,6 +159,24 @@ def test_a_remote_workers_death_is_not_the_survivors_error(idle: str) -> None:
     found = replay.diagnose([Log(f"{name}0.log"), Log(f"{name}1.log", "spark-b")])
     check(found, "worker_process_died", Phase.SERVING, "spark-b")
     assert found.rank == 1
+
+
+@pytest.mark.parametrize("name", ["idle-remote-worker-sigkill", "remote-worker-sigkill", "powerloss"])
+def test_a_rank_without_a_server_does_not_say_that_it_serves(name: str) -> None:
+    file = f"vllm-fail-mp-nnodes2-{name}-rank1.log"
+    found = Diagnoser(packaged_catalogue()).lines(replay.text_of(file).split("\n")).diagnosis
+    assert found.cause in {"worker_process_died", "killed_unspecified"}
+    assert found.phase is None
+    assert "while" not in found.explanation
+
+
+def test_a_rank_that_fails_right_after_what_it_told_failed_of_it() -> None:
+    lines = replay.text_of("vllm-fail-mp-nnodes2-remote-worker-sigkill-rank1.log").split("\n")
+    until = next(number for number, line in enumerate(lines) if "for KV cache on node 0" in line)
+    died = next(line for line in lines if "died unexpectedly" in line).replace("02:07:15", "02:06:53")
+    died = "[   68.00" + died[died.index("]") :]
+    found = Diagnoser(packaged_catalogue()).lines([*lines[: until + 1], died]).diagnosis
+    assert (found.cause, found.phase) == ("worker_process_died", Phase.ALLOCATING_KV_CACHE)
 
 
 def test_a_silent_peer_is_lost_where_it_was_observed() -> None:

@@ -45,6 +45,8 @@ _FRAMES_LAST = 400
 BEGINS = "non-default args: {"
 _TRACEBACK = "Traceback (most recent call last):"
 _IDLE = "Running: 0 reqs"
+# Who speaks in the log of a rank without a server: its workers, and the process that launches them.
+_WORKERS, _LAUNCHER = ("Worker", "RayWorker"), "MainProcess"
 _SERVED = (
     '"POST /v1/',
     "Received request ",
@@ -112,6 +114,8 @@ class Follower:
     counted_at: int = -1
     stepped_at: int = -1
     starts: int = 0
+    _ranks: bool = False
+    _heads: bool = False
     _tracks: dict[tuple[str, str], _Track] = field(default_factory=dict)
 
     def see(self, record: Record) -> None:
@@ -212,8 +216,16 @@ class Follower:
         elif fact.phase is not None:
             self._move(record, fact.phase)
 
+    def is_headless(self) -> bool:
+        """Return whether only ranks without a server have spoken: that they serve they never say."""
+        return self._ranks and not self._heads
+
     def _move(self, record: Record, phase: Phase) -> None:
         track = self._track(record)
+        if record.process.startswith(_WORKERS):
+            self._ranks = True
+        elif record.process != _LAUNCHER:
+            self._heads = True
         if phase is Phase.RESOLVING_CONFIG and not record.address:
             begins = BEGINS in record.text
             again = track.phase not in {None, phase} or (begins and track.begun)

@@ -198,6 +198,7 @@ class Evidence:
             they are as printed.
         memory: what was measured of each node's memory.
         read: what the logs are called that were read, whether or not they say anything.
+        headless: only ranks without a server speak in it.
         spread: the engine is spread over nodes; on_ray: by Ray.
     """
 
@@ -220,6 +221,7 @@ class Evidence:
     order_error_s: float | None = None
     memory: tuple[Curve, ...] = ()
     read: tuple[str, ...] = ()
+    headless: bool = False
     spread: bool = False
     on_ray: bool = False
 
