@@ -206,6 +206,7 @@ class Judgements:
 
     def _remedied(self, daemon: Daemon, record: Remedied) -> None:
         self.failures += 1
+        self.row += 1
         self._blamed(record.generation, f"{record.diagnosis.cause} was remedied")
         truth.judged(self.world, daemon, record)
         cause = record.diagnosis.cause
@@ -214,7 +215,6 @@ class Judgements:
         if cause_info(cause).permanent:
             self.world.violate("budgets are respected", f"{cause} is permanent and relaunched")
         policy, now = daemon.policy, daemon.clock()
-        self.row += 1
         self._backoff(record, policy)
         self.not_before_s = now + record.backoff_s - EARLY_S
         if not _is_boot(record):

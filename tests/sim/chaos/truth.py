@@ -38,7 +38,7 @@ HAD: dict[str, tuple[str, ...]] = {
     "engine_dead_unspecified": _ENDS,
     "nccl_timeout": ("nccl_timeout", "the fabric was cut"),
     "peer_lost": (*_AWAY, "ended its part", "disturbed before it was complete"),
-    "ray_node_died": ("raylet", "ray of ", "stopped by hand", *_AWAY),
+    "ray_node_died": ("raylet", "ray of ", "ended its part", "stopped by hand", *_AWAY),
     "ray_gcs_unreachable": ("Ray's head does not answer", "ray of ", "stopped by hand", *_AWAY),
     "ray_insufficient_resources": (
         *("does not answer", "raylet", "ray of ", "stopped by hand", "joins", "disturbed"),
