@@ -185,6 +185,18 @@ def test_a_share_is_given_back_half_way_at_most(before, free, total, then) -> No
         assert found[1] == f"utilisation {before:g} -> {then:g}, given back"
 
 
+@pytest.mark.parametrize(
+    ("room_for", "then"), [(85 * GIB, 0.85), (120 * GIB, 0.9), (71 * GIB, 0.71), (70 * GIB, None), (0, None)]
+)
+def test_a_share_is_given_back_to_what_is_projected_to_fit_and_never_above_what_was_asked(
+    room_for, then
+) -> None:
+    low = Settings(gpu_memory_utilization=0.7)
+    found = rungs.give_back_share(low, need(50 * GIB, share_bytes=room_for), FLOORS)
+
+    assert (found[0].gpu_memory_utilization if found else None) == then
+
+
 def test_a_pinned_cache_gets_no_share_back() -> None:
     pinned = Settings(gpu_memory_utilization=0.7, kv_cache_bytes=GIB)
 
@@ -760,6 +772,32 @@ def test_what_was_taken_too_much_is_given_back_where_the_projected_share_would_n
             if given
             else None
         )
+
+
+@pytest.mark.parametrize("refusals", [0, 2])
+def test_where_the_node_has_room_for_more_the_share_pays_for_the_whole_cache_and_nothing_else_goes(
+    refusals,
+) -> None:
+    """Another program's memory had the share lowered and is gone: no step is made smaller for it."""
+    low, known = Settings(gpu_memory_utilization=0.3), {"refusals": refusals}
+
+    told = refused(low, share=85 * GIB, known=known, needed_bytes=12.0 * GIB, available_bytes=-20.0 * GIB)
+    untold = refused(low, share=85 * GIB, known=known, available_bytes=-20.0 * GIB)
+
+    assert told == (replace(low, gpu_memory_utilization=0.624), "utilisation 0.3 -> 0.624, given back")
+    assert untold[0] == replace(low, gpu_memory_utilization=0.544), "a request that nobody knows: 4 GiB"
+
+
+def test_what_the_share_cannot_give_back_smaller_steps_and_the_context_pay() -> None:
+    low = Settings(gpu_memory_utilization=0.3)
+    said = {"needed_bytes": 12.0 * GIB, "available_bytes": -20.0 * GIB, "wanted_tokens": 40960.0}
+
+    settings, text = refused(low, share=55 * GIB, **said)
+
+    assert settings.gpu_memory_utilization == 0.55
+    assert (settings.max_num_batched_tokens, settings.cudagraph) == (512, CudaGraph.NONE)
+    assert 2048 <= settings.max_model_len < 40960
+    assert text.startswith("utilisation 0.3 -> 0.55, given back · ")
 
 
 def test_a_smaller_share_alone_makes_no_room() -> None:

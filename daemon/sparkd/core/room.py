@@ -188,10 +188,10 @@ def _room_within(settings: Settings, room: _Room, need: Need, floors: Floors) ->
 
 
 def _all_that_helps(start: Draft, room: _Room, need: Need, floors: Floors) -> Draft | None:
-    """Steps and graphs as far as they go, then the context, then what an earlier step took too much."""
-    draft, known = start, need.known
+    """What the node has room for, steps and graphs to their ends, the context, then half of the way back."""
+    draft, known = _given_back(start, room, need, floors), need.known
     if start.settings.kv_cache_bytes is None:
-        draft = spend(start, need, floors, (rungs.lower_batched_tokens, rungs.lower_graphs))
+        draft = spend(draft, need, floors, (rungs.lower_batched_tokens, rungs.lower_graphs))
     if draft.left_bytes > 0 and room.token_bytes:
         fits = rungs.fit_context(draft.settings, (room.wanted - draft.left_bytes) / room.token_bytes, floors)
         draft = draft.take(fits, draft.left_bytes if fits is not None else 0)
@@ -199,6 +199,19 @@ def _all_that_helps(start: Draft, room: _Room, need: Need, floors: Floors) -> Dr
         more = replace(need, free_bytes=draft.left_bytes)
         draft = draft.take(rungs.give_back_share(draft.settings, more, floors))
     return draft if len(draft.said) > len(start.said) else None
+
+
+def _given_back(draft: Draft, room: _Room, need: Need, floors: Floors) -> Draft:
+    """Give back of vLLM's share what the node has room for: what took it, another program's, may be gone."""
+    if need.share_bytes is None:
+        return draft
+    unsaid = max(0, (need.known.request_kv_bytes or REQUEST_BYTES) - int(room.wanted))
+    missing = replace(need, free_bytes=draft.left_bytes + unsaid)
+    found = rungs.give_back_share(draft.settings, missing, floors)
+    if found is None:
+        return draft
+    more = found[0].gpu_memory_utilization - draft.settings.gpu_memory_utilization
+    return draft.take(found, int(more * need.total_bytes))
 
 
 def spend(draft: Draft, need: Need, floors: Floors, order: tuple[rungs.Rung, ...]) -> Draft:

@@ -178,12 +178,17 @@ def unpin(settings: Settings, need: Need, _floors: Floors) -> Step:
 
 
 def give_back_share(settings: Settings, need: Need, _floors: Floors) -> Step:
-    """Give vLLM's share back some of what an earlier step took, below what was asked: no cache was left."""
-    before = settings.gpu_memory_utilization
+    """Give vLLM's share back some of what an earlier step took: no cache was left.
+
+    Up to what the node has room for by projection, never above what was asked; half-way to that where nothing
+    is projected.
+    """
+    before, asked = settings.gpu_memory_utilization, need.ceiling_share
     if need.total_bytes <= 0 or settings.kv_cache_bytes is not None:
         return None
-    half_way = (before + need.ceiling_share) / 2
-    after = _floor_share(min(before + need.free_bytes / need.total_bytes, half_way))
+    share = need.share_bytes
+    most = (before + asked) / 2 if share is None else min(asked, share / need.total_bytes)
+    after = _floor_share(min(before + need.free_bytes / need.total_bytes, most))
     if after <= before:
         return None
     return replace(settings, gpu_memory_utilization=after), f"utilisation {before:g} -> {after:g}, given back"
