@@ -170,6 +170,32 @@ def test_a_rank_without_a_server_does_not_say_that_it_serves(name: str) -> None:
     assert "while" not in found.explanation
 
 
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("vllm-fail-port-in-use.log", "a port is taken (port 18000) "),
+        (
+            "vllm-fail-bad-arg-value.log",
+            "greater than the derived max_model_len (max_position_embeddings=2048.0",
+        ),
+        ("vllm-sigterm-with-inflight-request.log", "somebody or something asked the engine to stop"),
+    ],
+)
+def test_the_explanation_names_what_a_person_needs(file: str, says: str) -> None:
+    found = Diagnoser(packaged_catalogue()).lines(replay.text_of(file).split("\n")).diagnosis
+    assert says in found.explanation
+
+
+def test_a_port_that_the_words_name_is_not_named_again() -> None:
+    begun = "INFO 11-30 01:30:29 [a.py:2] non-default args: {'model_tag': 'm', 'port': 18000}"
+    for taken, port in (
+        ("OSError: [Errno 98] Address already in use", 18000.0),
+        ("Port 8000 is already in use", None),
+    ):
+        found = Diagnoser(packaged_catalogue()).lines([begun, taken]).diagnosis
+        assert (found.cause, found.quantity("port_number")) == ("port_in_use", port)
+
+
 def test_a_rank_that_fails_right_after_what_it_told_failed_of_it() -> None:
     lines = replay.text_of("vllm-fail-mp-nnodes2-remote-worker-sigkill-rank1.log").split("\n")
     until = next(number for number, line in enumerate(lines) if "for KV cache on node 0" in line)

@@ -200,6 +200,7 @@ class Assessor:
             speakers=follower.speakers(),
             heard=tuple(Heard(*place, *times) for place, times in self._heard.items()),
             read=self.read,
+            port=follower.port,
             headless=follower.is_headless(),
             spread=self._spread,
             on_ray=self._on_ray,

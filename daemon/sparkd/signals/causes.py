@@ -209,7 +209,7 @@ _ALL = (
         "Report it to the engine's authors with its trace; the same request may bring it back.",
     ),
     # No failure, or no cause.
-    _undecided("clean_shutdown", "something outside sparkd asked the engine to stop"),
+    _undecided("clean_shutdown", "somebody or something asked the engine to stop"),
     _undecided(UNKNOWN, "no evidence decides"),
     _undecided(NONE, "nothing is wrong"),
 )

@@ -6,6 +6,7 @@ never lead back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -43,6 +44,7 @@ _ORDER = tuple(Phase)
 _FRAMES_LAST = 400
 # What a start says of itself once, before it can fail of much: said again, another start began.
 BEGINS = "non-default args: {"
+_PORT = re.compile(r"'port': (\d{1,5})\b")
 _TRACEBACK = "Traceback (most recent call last):"
 _IDLE = "Running: 0 reqs"
 # Who speaks in the log of a rank without a server: its workers, and the process that launches them.
@@ -102,6 +104,7 @@ class Follower:
         served_at, counted_at: the last that shows it up or answering, and the last that counts tokens.
         stepped_at: the last in which a source went forward to a later phase.
         starts: how often an engine that had begun began anew.
+        port: the port of the API that the last start was told.
     """
 
     read_line: ReadLine
@@ -114,6 +117,7 @@ class Follower:
     counted_at: int = -1
     stepped_at: int = -1
     starts: int = 0
+    port: int | None = None
     _ranks: bool = False
     _heads: bool = False
     _tracks: dict[tuple[str, str], _Track] = field(default_factory=dict)
@@ -233,6 +237,9 @@ class Follower:
                 self.starts += 1
                 track.again, track.frames = True, None
             track.begun = track.begun or begins
+            if begins:
+                told = _PORT.search(record.text)
+                self.port = int(told[1]) if told else None
         if track.phase is Phase.SERVING and (phase is not Phase.RESOLVING_CONFIG or record.address):
             return
         late = record.address is not None and track.phase is not None

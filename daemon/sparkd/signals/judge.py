@@ -95,7 +95,7 @@ def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, 
         return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
     open_signals = open_signals or list(signals)
     best = _root(open_signals, precedence.order_error_s(evidence))
-    root = _unless_unheard(_relayed(best, open_signals), evidence)
+    root = quantities.with_port(_unless_unheard(_relayed(best, open_signals), evidence), evidence)
     return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
 

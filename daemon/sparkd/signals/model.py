@@ -198,6 +198,7 @@ class Evidence:
             they are as printed.
         memory: what was measured of each node's memory.
         read: what the logs are called that were read, whether or not they say anything.
+        port: the port of the API that a recorded start was told; None = not known.
         headless: only ranks without a server speak in it.
         spread: the engine is spread over nodes; on_ray: by Ray.
     """
@@ -221,6 +222,7 @@ class Evidence:
     order_error_s: float | None = None
     memory: tuple[Curve, ...] = ()
     read: tuple[str, ...] = ()
+    port: int | None = None
     headless: bool = False
     spread: bool = False
     on_ray: bool = False

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sparkd.signals.model import Diagnosis, Evidence, Quantity, Signal
 from sparkd.signals.precedence import NEAR_S, WAITED_TWICE
+from sparkd.words import Phase
+
+_A_PORT = re.compile(r"(?i)\bport\W{0,3}\d|:\d{2,5}\b|', \d{2,5}\)")
 
 
 def lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
@@ -22,6 +26,14 @@ def lasting(root: Signal, signals: Sequence[Signal]) -> Signal:
     longest_s = max(max(waited_s, since_s + first_s) for since_s, waited_s in waits)
     rest = tuple(q for q in root.quantities if q.name != "waited_s")
     return replace(root, quantities=(Quantity("waited_s", float(round(longest_s))), *rest))
+
+
+def with_port(root: Signal, evidence: Evidence) -> Signal:
+    """Return what tells of a taken port with the API's, where it names none and the API was starting."""
+    api = root.cause == "port_in_use" and root.phase is Phase.STARTING_API
+    if not api or evidence.port is None or _A_PORT.search(root.quote):
+        return root
+    return replace(root, quantities=(*root.quantities, Quantity("port_number", float(evidence.port))))
 
 
 def threshold_share_of(found: Signal | Diagnosis) -> float | None:

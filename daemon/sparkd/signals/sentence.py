@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -99,6 +100,10 @@ _OF_THE_NODE = MappingProxyType(
 # Causes of which it is told how long they lasted.
 _LASTS = frozenset({"c10d_connect_timeout", "engine_hang", "ray_gcs_unreachable"})
 WORDS_CHARS = 160
+# What stands before the words of a refused option says only that it was checked.
+_CHECKED = re.compile(
+    r"^(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w+ +(?:Value|Assertion) error, "
+)
 _Clause = Callable[[Signal], str]
 
 
@@ -243,7 +248,13 @@ def _words(root: Signal) -> str:
     untold = root.cause not in _IN_ITS_WORDS and root.id not in _IDS_IN_THEIR_WORDS
     if root.id.startswith(("observed_", "exit_")) or untold:
         return ""
-    return f'("{root.quote if len(root.quote) <= WORDS_CHARS else root.quote[:WORDS_CHARS] + "…"}")'
+    quote = _CHECKED.sub("", root.quote)
+    return f'("{quote if len(quote) <= WORDS_CHARS else quote[:WORDS_CHARS] + "…"}")'
+
+
+def _port(root: Signal) -> str:
+    port = root.quantity("port_number")
+    return _words(root) if port is None else f"(port {port:.0f}) {_words(root)}".rstrip()
 
 
 _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
@@ -255,6 +266,7 @@ _CLAUSES: Mapping[str, _Clause] = MappingProxyType(
         "kernel_oom": _victim,
         "cgroup_oom": _victim,
         "nccl_timeout": _collective,
+        "port_in_use": _port,
         "startup_free_memory_too_low": _free_below_wanted,
         "kv_cache_too_small": _kv_cache,
         "memory_profiling_error": _profiling,
