@@ -60,6 +60,17 @@ def test_time_alone_ends_no_part() -> None:
     assert not ended
 
 
+def test_a_silence_with_a_hole_begins_anew_however_little_was_received_in_it() -> None:
+    """The head spoke again for a while, and was not asked: a canary of an idle engine came in meanwhile."""
+    state, now, _ = probed(running(), NOW, POLICY.no_progress_s - 10.0)
+
+    state, begun, ended = probed(state, now + 80.0, POLICY.no_progress_s)
+    assert not ended
+
+    _, _, ended = probed(state, begun, 2 * EVERY_S)
+    assert ended
+
+
 def test_probes_that_could_not_be_made_are_no_silence() -> None:
     state, now, _ = probed(running(), NOW, POLICY.no_progress_s - 10.0)
 

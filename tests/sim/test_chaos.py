@@ -40,6 +40,7 @@ MENDED = {
     101783: "the same, where it was not free at the start",
     100389: "a failure that no relaunch follows is one of the row, too: the try after it waits longer",
     100097: "who ends its part takes its Ray process along: Ray says truly that the node died",
+    102566: "of a head's silence only what was asked is known: one with a hole in it begins anew",
 }
 """Worlds beyond the fixed ones that broke a rule once, and what was learned."""
 

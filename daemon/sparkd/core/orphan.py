@@ -22,6 +22,10 @@ QUIET_BYTES_PER_S = 1 << 17
 """Less than this is no engine's: one token over two ranks moves two sums of the hidden state a layer (0.5 MiB
 for 32 layers of 4096 in 16 bits). What else a node hears (ARP, monitoring) stays below it."""
 
+GAP_MAX_S = 15.0
+"""Between two answers farther apart nobody knows what was: a silence begins anew. A silent host is asked
+every 5 s (two paths of 2 s, a ping of 1 s); and the canary of an idle engine (4 tokens, 2 MiB) stands out of
+what is quiet within it."""
 
 UNASKED: dict[str, Any] = {"received": None, "deserted_since_s": None}
 """What is known of a silence where nobody could ask, or was not there to: it begins anew."""
@@ -43,9 +47,9 @@ def fold_probe(peer: Peer, event: PeerProbed, now: float) -> dict[str, object]:
 
 def _is_quiet(before: tuple[float, int], event: PeerProbed, now: float) -> bool:
     at_s, count = before
-    return event.received_bytes is not None and 0 <= event.received_bytes - count <= QUIET_BYTES_PER_S * (
-        now - at_s
-    )
+    if event.received_bytes is None or now - at_s > GAP_MAX_S:
+        return False
+    return 0 <= event.received_bytes - count <= QUIET_BYTES_PER_S * (now - at_s)
 
 
 def end_deserted(turn: Turn) -> None:
