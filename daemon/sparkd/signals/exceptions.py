@@ -16,7 +16,7 @@ _RAISED = re.compile(
     rf"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:{'|'.join(KINDS)}))\b\)?(?::\s*(.*))?$",
     re.MULTILINE,
 )
-# What an engine raises to say that another part of it has failed, and what a stop raises.
+# What an engine raises to say that another part of it has failed, what a stop raises, what refuses a request.
 _RELAYED = frozenset(
     {
         "ActorDiedError",
@@ -36,6 +36,8 @@ _RELAYED = frozenset(
         "RayActorError",
         "SystemExit",
         "TimeoutError",
+        "VLLMNotFoundError",
+        "VLLMValidationError",
     }
 )
 _RELAYED_TEXTS = (
@@ -53,12 +55,14 @@ _RELAYED_TEXTS = (
 )
 
 
-# What a failure says where no exception does: a level of its own, a shell's, a compiler's, a crash's words.
+# What a failure says where no exception does: a level of its own, a shell's, a compiler's, a crash's words;
+# not what a request is refused with.
 _FAILED = re.compile(
     r"^(?:[^\n]{0,80}[\s:\]|>])?(?:(?:FATAL|CRITICAL|ERROR|PANIC|ERR)\b|(?:[Ff]atal|[Ee]rror|panic|ERROR):\s+\S"
     r"|fatal error: |Traceback \(most recent call last\)|terminate called after|Aborted\b"
     r"|Killed\b(?! /| process \d)|[Ss]egmentation fault|core dumped)"
-    r"|\bError response from daemon: |(?:^|[\s.])[A-Z]\w+(?:Error|Exception)\b(?=[:( ]|$)"
+    r"|\bError response from daemon: "
+    r"|(?:^|[\s.])(?!VLLM(?:Validation|NotFound))[A-Z]\w+(?:Error|Exception)\b(?=[:( ]|$)"
     r"|: (?:command not found|No such file or directory|[Pp]ermission denied|[Cc]onnection refused)\b"
     r"|\b(?:Failed|failed|Cannot|Could not|Unable|unable) to (?!automatically)\w+",
     re.MULTILINE,

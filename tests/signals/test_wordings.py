@@ -1,0 +1,215 @@
+"""One cause, in the words of several programs and versions; and what reads nearly the same and is none."""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+import pytest
+
+from sparkd.cli.reading import Diagnoser
+from sparkd.signals.catalogue import packaged_catalogue
+
+DIAGNOSER = Diagnoser(packaged_catalogue())
+START = "(EngineCore pid=811) INFO 11-30 04:00:00 [x.py:1] Resolved architecture: Qwen3ForCausalLM"
+LATER = "(APIServer pid=700) INFO 11-30 04:03:00 [x.py:1] GPU KV cache size: 1,234,560 tokens"
+SERVES = "(APIServer pid=700) INFO:     Application startup complete."
+DEAD = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+WORDS = {
+    "bad_cli_argument": [
+        "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at the same time",
+        "ValueError: --api-server-count=2 cannot be used with --headless",
+        "ValueError: Cannot use --data-parallel-hybrid-lb with --headless",
+        "TypeError: Error: --enable-auto-tool-choice requires --tool-call-parser",
+        "ValueError: --data-parallel-rank must be specified when external load balancing is used",
+        "AssertionError: --kv-sharing-fast-prefill is incompatible with --enable-lora",
+        "ValueError: --max-loras and --lora-modules are mutually exclusive",
+        "ValueError: --node-rank is required when --nnodes is given",
+    ],
+    "broken_install": [
+        "ImportError: Support for Transformers v4 is deprecated and was removed in vLLM v0.24.0",
+        "ImportError: vllm.vllm_flash_attn requires (_vllm_fa2_C or _vllm_fa3_C)",
+        "ImportError: tokenizers 0.13 is no longer supported",
+        "ImportError: This modeling file requires transformers>=4.57",
+    ],
+    "missing_python_dependency": [
+        "RuntimeError: Sparse Attention Indexer CUDA op requires DeepGEMM",
+        "RuntimeError: Sparse Attention Indexer CUDA op requires DeepGEMM support",
+        "RuntimeError: DeepGEMM backend is not available or outdated. Please install or update the `deep_gemm` package.",
+        "ValueError: the all2all backend needs DeepEP to be installed",
+    ],
+    "model_unsupported": [
+        "ValueError: ModelOpt currently only supports: ['FP8', 'NVFP4'] quantizations in vLLM.",
+        "NotImplementedError: No compressed-tensors compatible scheme was found.",
+    ],
+    "compile_toolchain_missing": [
+        "/usr/bin/ld: cannot find -lcuda: No such file or directory",
+        "cannot find -lcuda: No such file or directory",
+        "ld.lld: error: unable to find library -lcudart",
+    ],
+    "cuda_arch_unsupported": [
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 196608, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
+        "OutOfResources: out of resource: tensor memory, Required: 768, Hardware limit: 512.",
+    ],
+    "disk_full": [
+        "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
+        "safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 122, message: Disk quota exceeded }) (os error 122)",
+    ],
+    "hf_network": [
+        "Error loading tokenizer: (MaxRetryError('HTTPSConnectionPool(host=\\'huggingface.co\\', port=443): Max retries exceeded",
+        "curl: (6) Could not resolve host: huggingface.co",
+        "reqwest error: error sending request for url (https://cas-server.xethub.hf.co/x): dns error: failed to lookup address information",
+        "urllib3.exceptions.NameResolutionError: HTTPSConnection(host=\"hf.co\", port=443): Failed to resolve 'hf.co'",
+    ],
+    "memory_guard_kill": [
+        'earlyoom[655]: sending SIGTERM to process 9635 uid 1000 "VLLM::Worker_TP": oom_score 996, VmRSS 5494 MiB, cmdline "VLLM::Worker_TP1"',
+        'sending SIGKILL to process ... "ray::RayWorkerP": badness 1658',
+    ],
+    "ray_node_died": [
+        "The actor is dead because its owner has died. Owner worker exit type: SYSTEM_ERROR Worker exit detail: Owner's node has crashed.",
+        "The node ... has been marked dead because the detector has missed too many heartbeats from it.",
+    ],
+    "startup_free_memory_too_low": [
+        "ValueError: Free memory on device cuda:0 (58.33-58.44/63.98 GiB) on startup is less than desired GPU memory utilization (0.92, 58.87 GiB)."
+    ],
+    "worker_process_died": [
+        "Segfault encountered",
+        "!!!!!!! Segfault encountered !!!!!!!",
+        "VllmWorker-1 died unexpectedly, exit code None",
+        "Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down executor.",
+    ],
+}
+ROWS = [(line, cause) for cause, lines in WORDS.items() for line in lines]
+ALL = pytest.mark.parametrize(("line", "cause"), ROWS)
+
+
+def cause_of(*lines: str) -> str:
+    return DIAGNOSER.lines(list(lines)).diagnosis.cause
+
+
+@ALL
+@pytest.mark.parametrize("prefix", ["", "2026-11-30T04:10:00.123456789Z stderr F ", "(Worker_TP0 pid=905) "])
+def test_the_words_of_others_are_understood(prefix: str, line: str, cause: str) -> None:
+    assert cause_of(prefix + line) == cause
+
+
+@ALL
+def test_they_are_the_cause_of_the_end_that_follows(line: str, cause: str) -> None:
+    assert cause_of(START, line, DEAD) == cause
+
+
+@ALL
+def test_a_line_that_is_cut_is_never_another_cause(line: str, cause: str) -> None:
+    told = {cause_of(line[:length]) for length in range(len(line) // 2, len(line), 3)}
+    assert told <= {cause, "unknown", "none"}
+
+
+HARMLESS = [
+    "spark-b:321:321 [0] NCCL INFO ncclOsDlopen(libnccl-env.so) failed: libnccl-env.so: cannot open shared object file: No such file or directory",
+    "spark-b:321:321 [1] NCCL INFO ENV/Plugin: Could not find: libnccl-env.so",
+    "[2026-11-30 04:10:00] spark-b:321:321 [0] ras/client_support.cc:181 NCCL WARN Call to bind failed: Address already in use",
+    "spark-b:321:321 [0] NCCL INFO RAS failed to establish a client listening socket at localhost:28028",
+    "WARNING 11-30 04:00:00 [x.py:1] --swap-space cannot be used with --headless and is ignored",
+    "INFO 11-30 04:00:00 [x.py:1] --disable-log-stats is required when --headless is given, setting it",
+    "usage: --project NAME (cannot be used with --plan)",
+    "INFO 11-30 04:00:00 [x.py:1] MoE backend requires DeepGEMM; using Triton",
+    "WARNING 11-30 04:00:00 [x.py:1] FP8 only supports per-tensor quantization here; falling back",
+    "mlx5_core 0000:01:00.0: mlx5_cmd_out_err:838:(pid 7): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation(0x2), syndrome (0x305684), err(-22)",
+    "Runtime error during autotuning: OutOfResources: out of resource: shared memory, Required: 196608, Hardware limit: 101376. Ignoring this choice.",
+    "ERROR: --user and --target can not be used together",
+    "Segfault encountered by others was mended in the last version",
+    "earlyoom[655]: low memory! at or below SIGTERM limits: mem 10.00%, swap 10.00%",
+    "[   12.1] infiniband rocep1s0f0: add_roce_gid GID add failed port=1 index=0",
+]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_what_reads_nearly_so_and_ends_nothing_is_no_cause(line: str) -> None:
+    assert cause_of(START, line, LATER, SERVES) == "none"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("misc/socket.cc:600 NCCL WARN Call to bind failed: Address already in use", "port_in_use"),
+        (
+            "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+            "weights_missing_or_corrupt",
+        ),
+        (
+            "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+            "broken_install",
+        ),
+        ("ModuleNotFoundError: No module named 'deep_gemm'", "missing_python_dependency"),
+        (
+            "Owner worker exit type: INTENDED_USER_EXIT Worker exit detail: Owner's worker process has exited.",
+            "none",
+        ),
+        ('earlyoom[655]: sending SIGTERM to process ... "firefox": badness 900', "none"),
+    ],
+)
+def test_the_neighbours_keep_their_cause(line: str, cause: str) -> None:
+    assert cause_of(START, line) == cause
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_refused_gid_is_the_subject_of_a_kernel_log_alone(first: int) -> None:
+    lines = [
+        "[    9.863871] mlx5_core 0000:01:00.0: mlx5_cmd_out_err:803:(pid 1440): SET_ROCE_ADDRESS(0x761) op_mod(0x0) failed, status bad parameter(0x3), syndrome (0x63c66), err(-22)",
+        "[    9.881250] infiniband mlx5_2: add_roce_gid GID add failed port=1 index=0",
+    ]
+    assert cause_of(*lines[first:], *lines[:first]) == "ib_roce_error"
+
+
+REFUSED = [
+    "(APIServer pid=700)     raise VLLMValidationError(",
+    "(APIServer pid=700) vllm.exceptions.VLLMValidationError: This model's maximum context length is 32768 tokens.",
+]
+STOP = [
+    "(EngineCore pid=811) INFO 11-30 04:10:15 [core.py:1201] Shutdown initiated (timeout=0)",
+    "(EngineCore pid=811) INFO 11-30 04:10:15 [core.py:1224] Shutdown complete",
+    "(APIServer pid=700) INFO:     Shutting down",
+    "(APIServer pid=700) INFO:     Application shutdown complete.",
+]
+
+
+def test_a_request_that_was_refused_is_not_why_a_server_was_stopped() -> None:
+    assert cause_of(SERVES, *REFUSED, *STOP) == "clean_shutdown"
+    assert cause_of(SERVES, *REFUSED) == "none"
+
+
+def test_a_choice_that_the_server_was_not_set_up_for_ends_nothing() -> None:
+    line = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    assert cause_of(SERVES, line) == "none"
+
+
+def test_the_guards_kill_explains_the_worker_that_vanished_in_either_order() -> None:
+    kill = 'sending SIGTERM to process ... "VLLM::Worker_TP": badness 996, VmRSS 5494 MiB'
+    died = "Worker proc VllmWorker-1 died unexpectedly (exit code: None)"
+    assert {cause_of(kill, died), cause_of(died, kill)} == {"memory_guard_kill"}
+
+
+def test_a_disk_that_ran_full_is_told_though_its_warning_is_wrapped() -> None:
+    lines = [
+        "[raylet] file_system_monitor.cc:116: /tmp/ray/session_1 is over 95% full, ",
+        "available space: 21.7 GB; capacity: 491.5 GB.",
+    ]
+    dead = "The node ... has been marked dead because the detector has missed too many heartbeats from it."
+    assert cause_of(*lines, dead) in {"disk_full", "ray_node_died"}
+    assert cause_of(*lines) == "none"
+
+
+@pytest.mark.parametrize("process", ["python3", "VLLM::Worker"])
+def test_a_kill_whose_number_was_left_out(process: str) -> None:
+    assert cause_of(f"Memory cgroup out of memory: Killed process ({process}) total-vm:22GB") == "cgroup_oom"
+    assert cause_of(f"Out of memory: Killed process ({process}) total-vm:22GB") == "kernel_oom"
+
+
+def test_a_tuner_that_ignores_a_choice_goes_on_and_one_that_has_none_left_does_not() -> None:
+    large = "OutOfResources: out of resource: shared memory, Required: 196608, Hardware limit: 101376"
+    tried = [
+        "Runtime error during autotuning: ",
+        f"{large}. Reducing block sizes may help.. ",
+        "Ignoring this choice.",
+    ]
+    assert cause_of(START, *tried, LATER) == "none"
+    failed = "RuntimeError: Failed during autotuning: CUDA error: no kernel image is available for execution on the device"
+    assert cause_of(START, failed, DEAD) == "cuda_arch_unsupported"
