@@ -217,6 +217,7 @@ def _answer_peer(daemon: Daemon, command: co.ProbePeer, peer: Daemon, delay_s: f
         daemon.later(2 * HTTP_DEADLINE_S, _not_reached, daemon, peer.name, "no answer within 2 s")
         return
     policy, now = peer.policy, peer.clock()
+    peer.said_s = daemon.world.now  # an answer is a word, whatever the broker carries
     status = status_of(peer.state, policy.shared_digest, policy.node_digest, policy.version)
     said: list[tuple[Any, Kind]] = [(peer.post.answer(status, now), Kind.STATUS)]
     if command.reports_from is not None:
