@@ -28,7 +28,6 @@ KNOWN = {
     "older_answer_counts": (2,),
     "unkillable_is_gone": (171,),
     "whoever_answers_nothing_is_gone": (2007,),
-    "always_present": (121,),
     "stall_is_silence": (151,),
     "stop_not_obeyed": (47,),
     "stop_command_forgotten": (474,),

@@ -24,7 +24,6 @@ from sparkd.core import (
     membership,
     remedy,
     stopping,
-    told,
 )
 from sparkd.core import events as ev
 from sparkd.core.events import Path
@@ -195,13 +194,6 @@ def _one_rank_alone() -> list[Patch]:
     return [(fence, "demand", demand)]
 
 
-def _always_present() -> list[Patch]:
-    def present(turn, peer):
-        return peer.status is not None
-
-    return [(module, "is_present", present) for module in (membership, stopping, fence, told)]
-
-
 # -- who may end what ----------------------------------------------------------------------------
 
 
@@ -336,7 +328,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("leftovers_ignored", _leftovers_ignored),
     Mutant("membership_not_proven", _membership_not_proven),
     Mutant("one_rank_alone", _one_rank_alone),
-    Mutant("always_present", _always_present),
     Mutant("will_acts", silences.will_acts),
     Mutant("worker_stops_on_silence", silences.worker_stops_on_silence),
     Mutant("whoever_answers_nothing_is_gone", silences.whoever_answers_nothing_is_gone),
