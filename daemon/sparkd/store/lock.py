@@ -47,8 +47,8 @@ class StateLock:
                 f"another sparkd (pid {holder}) uses the state directory {directory}: "
                 "one daemon a node; stop that one, or give this one its own state directory"
             ) from None
-        _, before, *instances = self._words() if boot and len(self._words()) > 1 else ("", "")
-        known = instances if before == boot else []
+        _, before, *instances = [*self._words(), "", ""]
+        known = list(filter(None, instances)) if boot and before == boot else []
         self.predecessors = frozenset(known)
         self._write([str(os.getpid()), boot, *known[-KEPT + 1 :], instance])
 
