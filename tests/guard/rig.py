@@ -113,13 +113,17 @@ class Rig:
 
     def start(self, **keys: str) -> None:
         """Start it, and wait until it has looked around."""
+        self.begin(**keys)
+        until(lambda: self.status().get("looks", 0) > 5, "the guard looks")
+        until(lambda: self.status()["scope"]["members"] == len(self.engine.processes), "it holds its members")
+
+    def begin(self, **keys: str) -> None:
+        """Start it."""
         config = self.folder / "guard.conf"
         config.touch()
         self.process = subprocess.Popen(
             [*self.argv(**keys), "--config", str(config)], stderr=subprocess.PIPE, text=True
         )
-        until(lambda: self.status().get("looks", 0) > 5, "the guard looks")
-        until(lambda: self.status()["scope"]["members"] == len(self.engine.processes), "it holds its members")
 
     def status(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):

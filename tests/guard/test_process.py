@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from guard.rig import GIB, TOTAL, rig, until
+from guard.rig import DEADLINE_S, GIB, TOTAL, rig, until
+from sparkd.adapters.clock import MonotonicClock
+from sparkd.adapters.guard import Guard
 from sparkd.guard.telling import RECORDS_KEPT
 from sparkd.signals.catalogue import packaged_catalogue
 
@@ -56,6 +59,25 @@ def test_a_trip_from_the_first_look_to_the_record(node) -> None:
     assert "killed 2 processes of the engine" in line
     signature = next(each for each in packaged_catalogue().signatures if each.id == "memory_guard_killed")
     assert re.search(signature.pattern, line), "the catalogue knows the guard's own line"
+
+
+def test_when_it_says_that_it_is_up_its_status_shows_it_enforcing(node, tmp_path, monkeypatch) -> None:
+    """The daemon starts at that moment, and what it observes first decides on Ray's own monitor."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        node.begin()
+        while "READY=1" not in systemd.recv(4096).decode():
+            pass
+        seen = Guard(
+            MonotonicClock(),
+            "spark-a",
+            floors=node.lease,
+            status=node.status_file,
+            state=node.state,
+        ).read()
+    assert (seen.alive, seen.enforcing, seen.reason) == (True, True, "")
 
 
 def test_one_trip_a_member_and_another_for_the_next_one(node) -> None:

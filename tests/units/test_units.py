@@ -136,6 +136,13 @@ def test_at_a_shutdown_the_bus_outlives_sparkd() -> None:
     assert {"dbus.service", "dbus-broker.service", "polkit.service", "network-online.target"} <= after
 
 
+def test_the_first_launch_knows_of_the_guard() -> None:
+    """Started side by side, the daemon would look before the guard is up, and leave Ray's monitor on."""
+    assert "After=sparkd-guard.service" in SPARKD.read_text(encoding="utf-8").splitlines()
+    assert directives(GUARD)["Type"] == "notify"
+    assert float(directives(GUARD)["TimeoutStartSec"]) <= 15, "and a guard that hangs is not waited for long"
+
+
 def test_it_lives_through_what_it_has_to_tell_of() -> None:
     wanted = directives(SPARKD)
 

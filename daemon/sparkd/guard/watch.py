@@ -91,6 +91,7 @@ class Watch:
         self._rehearse()
         self.notes.note("lock", locked.lock())
         locked.freeze()
+        self.tell(self.clock())  # who waits for it to be up finds it enforcing
         return kept
 
     def _rehearse(self) -> None:
