@@ -40,6 +40,8 @@ MENDED = {
     100389: "a failure that no relaunch follows is one of the row, too: the try after it waits longer",
     100097: "who ends its part takes its Ray process along: Ray says truly that the node died",
     102566: "of a head's silence only what was asked is known: one with a hole in it begins anew",
+    2348: "the worlds: a crash disturbs what forms when it happens, not when it was planned",
+    2570: "the worlds: a climb-back that is on disk is decided, also where its daemon died before it said so",
 }
 """Worlds beyond the fixed ones that broke a rule once, and what was learned."""
 

@@ -91,6 +91,11 @@ class Checkers:
         if daemon.head:
             self.judge.records(daemon, records)
 
+    def left(self, daemon: Daemon, records: Sequence[Record]) -> None:
+        """What a daemon decided and told nobody: it is on its disk, so the next one goes on with it."""
+        if daemon.head:
+            self.judge.left(records)
+
     # -- orders ----------------------------------------------------------------------------------
 
     def ordered(self, daemon: Daemon, intent: Intent) -> None:

@@ -241,7 +241,7 @@ class Daemon:
         self.world.check.deaths[self.instance] = self.world.now
         if self.head and self.world.plan.broker_at_head:
             self.world.broker.stop()
-        self.machine.disk.crash(self.world.luck)
+        self.world.check.left(self, self.machine.disk.crash(self.world.luck))
         session = self.session
         if session is not None and (polite or at_once):
             self.world.broker.drop(session, will=not polite)

@@ -74,12 +74,13 @@ class Disk:
         returned = returned if same else ()
         return replace(self.kept, kept=kept, unclean_generation=unclean, returned=returned)
 
-    def crash(self, rng: random.Random) -> None:
-        """The writer died: of what was on its way a part, in order, has arrived."""
-        arrived = rng.randint(0, len(self.pending))
-        for _ in range(arrived):
+    def crash(self, rng: random.Random) -> list[Record]:
+        """The writer died: of what was on its way a part, in order, has arrived; return it."""
+        arrived = self.pending[: rng.randint(0, len(self.pending))]
+        for _ in arrived:
             self.finish()
         self.pending.clear()
+        return [record for records, _ in arrived for record in records]
 
     def damage(self, how: str, rng: random.Random) -> None:
         """Lose, tear or roll back what was kept."""

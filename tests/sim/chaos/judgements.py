@@ -180,6 +180,12 @@ class Judgements:
                 case _:
                     pass
 
+    def left(self, records: Sequence[Record]) -> None:
+        """A climb-back that is on disk ends what serves, also where its daemon died before it said so."""
+        for record in records:
+            if isinstance(record, SettingsAdopted):
+                self._climbs(record)
+
     def _climbs(self, record: SettingsAdopted) -> None:
         """An announced climb-back may end what is well, and try what failed."""
         if record.reason.startswith(CLIMBS):

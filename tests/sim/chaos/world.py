@@ -178,9 +178,10 @@ class World:
     def crash_daemon(self, daemon: Daemon, span_s: float) -> None:
         """A daemon is gone from one moment to the next; its processes may live on.
 
-        Where the next one can take them over, nothing happened to the engine.
+        Where the next one can take them over, nothing happened to the engine, unless it was still forming.
         """
         self.trace(daemon.instance, "crashes")
+        self.disturbed_until_s = max(self.disturbed_until_s, self.now + span_s)
         if not self.plan.outlives:
             self.blame_node(daemon.name, "its daemon crashed")
         daemon.die()
