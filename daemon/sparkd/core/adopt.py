@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from sparkd.core import fence, launch
 from sparkd.core.events import EndedUnit, RunningUnit
-from sparkd.core.messages import Intent, UnitState, UnitStatus
+from sparkd.core.messages import ENDED, Intent, UnitState, UnitStatus
 from sparkd.core.state import Peer, Unit, Watch
 from sparkd.core.turn import Turn
 from sparkd.words import (
@@ -64,7 +64,7 @@ def _is_over(turn: Turn) -> bool:
     if any(status.unclean_generation >= generation for status in said):
         return False
     units: list[Unit | UnitStatus] = [*turn.member.units, *(unit for status in said for unit in status.units)]
-    over = [u for u in units if u.state in (UnitState.EXITED, UnitState.GONE)]
+    over = [u for u in units if u.state in ENDED]
     return any(u.generation == generation and (u.by_hand or not u.ordered) for u in over)
 
 

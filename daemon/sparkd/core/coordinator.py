@@ -24,7 +24,7 @@ from sparkd.core import (
     watch,
 )
 from sparkd.core.membership import are_present, leaking, missing
-from sparkd.core.messages import UnitState, UnitStatus
+from sparkd.core.messages import ENDED, UnitStatus
 from sparkd.core.records import SettingsAdopted
 from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
@@ -97,10 +97,7 @@ def _note_exits(turn: Turn, node: str, units: Sequence[Unit | UnitStatus]) -> No
 
 
 def _is_ended(unit: Unit | UnitStatus) -> bool:
-    return unit.state in _ENDED or unit.code is not None or unit.signal is not None
-
-
-_ENDED = (UnitState.EXITED, UnitState.GONE)
+    return unit.state in ENDED or unit.code is not None or unit.signal is not None
 
 
 def _note_exit(turn: Turn, node: str, unit: Unit | UnitStatus) -> None:

@@ -27,6 +27,10 @@ class UnitState(StrEnum):
     UNKILLABLE = "unkillable"
 
 
+ENDED = (UnitState.EXITED, UnitState.GONE)
+"""Where a unit's root has ended, whoever ended it."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnitStatus:
     """One unit as its node reports it; `ordered`: its end was ordered, `by_hand`: by a person."""
