@@ -178,7 +178,6 @@ def test_what_ended_on_a_peer_while_nobody_led_is_taken_over() -> None:
     "changes",
     [
         {"kept": Phase.FAILING},  # its end was ordered
-        {"kept": Phase.PAUSED},
         {"kept": Kept()},
         {"kept": Kept(generation=6, phase=Phase.SERVING)},
         {"member": {**ended(signal=9), "unclean_generation": 7}},  # the node went down
@@ -217,7 +216,6 @@ def test_a_record_of_a_generation_that_does_not_run_tells_nothing() -> None:
     [
         (Phase.VERIFYING, Phase.VERIFYING),
         (Phase.SERVING, Phase.VERIFYING),
-        (Phase.PAUSED, Phase.VERIFYING),
         (Phase.CAPTURING_GRAPHS, Phase.CAPTURING_GRAPHS),
         (Phase.LOADING_WEIGHTS, Phase.LOADING_WEIGHTS),
         (Phase.FORMING, Phase.RESOLVING_CONFIG),

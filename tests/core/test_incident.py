@@ -605,6 +605,12 @@ def test_what_an_earlier_daemon_left_running_is_kept_until_this_one_has_ordered_
     assert after(2) == (7, Phase.WAITING)
 
 
+def test_in_a_pause_the_phase_that_it_interrupted_is_kept() -> None:
+    turn = turn_of(head_state(Phase.PAUSED, paused_from=Phase.SERVING))
+    keeping.keep(turn)
+    assert turn.lead.kept.phase is Phase.SERVING
+
+
 @pytest.mark.parametrize(
     ("phase", "generation", "kept_of", "kept"),
     [

@@ -210,6 +210,35 @@ def test_a_pause_outlasts_the_daemon_and_leaves_the_engine_alone() -> None:
     assert (world.phase, world.generation, world.stops) == (Phase.SERVING, 1, [])
 
 
+class Noted(Systemd):
+    """What ended while no daemon was there is found, as the units' own notes tell it."""
+
+    def _do_SweepLeftovers(self, node, _command: co.SweepLeftovers) -> None:  # noqa: N802
+        procs = node.procs.values()
+        living = tuple(ev.RunningUnit(p.unit, p.stamp, p.settings) for p in procs if p.alive)
+        over = tuple(ev.EndedUnit(p.unit, p.stamp, p.settings, signal=9) for p in procs if not p.alive)
+        generations = tuple({p.stamp.generation for p in procs})
+        self.later(node, 0.1, ev.LeftoversSwept(generations, running=living, ended=over))
+
+
+def test_what_ends_in_a_pause_while_nobody_leads_is_an_incident_when_it_is_over() -> None:
+    world = Noted()
+    world.run_until(serving(world))
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.PAUSE))
+    world.run_for(1.0)
+    world.head.up = False
+    world.kill("spark-a", UnitName.SERVE)
+    world.restart_daemon("spark-a")
+    world.run_for(600)
+    assert (world.phase, world.generation, world.stops) == (Phase.PAUSED, 1, [])
+
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.RESUME))
+    world.run_until(serving(world))
+    (opened,) = world.records(IncidentOpened)
+    assert (opened.generation, opened.reason) == (1, "spark-a: serve ended (killed with signal 9)")
+    assert world.generation == 2
+
+
 @pytest.mark.parametrize("name", ["spark-a", "spark-b"])
 def test_a_stop_that_was_asked_before_the_restart_is_carried_to_its_end(name: str) -> None:
     world = in_phase(Phase.SERVING)

@@ -94,7 +94,7 @@ def _phase_of(turn: Turn, generation: int) -> Phase | None:
     whole = living >= set(launch.running(turn.policy)[turn.state.node])
     if not whole:
         return Phase.FORMING if living and known is Phase.FORMING else None
-    if known in (Phase.VERIFYING, Phase.SERVING, Phase.PAUSED):
+    if known in (Phase.VERIFYING, Phase.SERVING):
         return Phase.VERIFYING
     if known in (Phase.FAILING, Phase.FENCING, Phase.STOPPING):
         return None  # its end was ordered

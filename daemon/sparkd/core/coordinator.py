@@ -126,7 +126,7 @@ def _obey(turn: Turn) -> None:
     lead = turn.lead
     phase, live = lead.phase, lead.phase in LIVE
     resting = RESTING if lead.stop_wanted else (*RESTING, Phase.IDLE)
-    if not lead.target and _at(turn) not in resting:
+    if not lead.target and lead.at not in resting:
         turn.move(Phase.STOPPING, "asked to stop")
     elif live and (name := by_hand.stopped(turn)):
         _rest(turn, f"{name} was stopped by hand")
@@ -147,11 +147,6 @@ def _observe(turn: Turn) -> None:
     if turn.lead.phase is Phase.IDLE:
         turn.set_lead(paused_from=Phase.IDLE)
         turn.move(Phase.PAUSED, "it only observes")
-
-
-def _at(turn: Turn) -> Phase:
-    """Return the phase, in a pause the one that it interrupted."""
-    return turn.lead.paused_from if turn.lead.phase is Phase.PAUSED else turn.lead.phase
 
 
 def _rest(turn: Turn, reason: str) -> None:

@@ -48,7 +48,7 @@ OTHER_CONTEXT = (
 
 FACTS = (
     *("context", "proven", "spent", "silences", "forgiven", "unclean", "learned", "others"),
-    *("epoch", "generation", "phase", "asked_target", "asked_pause", "climbed", "streak"),
+    *("epoch", "generation", "phase", "at", "asked_target", "asked_pause", "climbed", "streak"),
     *("needs", "retry_at_s", "awaits_reboot", "failed", "kept", "watch.said"),
 )
 """All of the coordinator that `keep` looks at."""
@@ -71,7 +71,7 @@ def keep(turn: Turn) -> None:
         learned=lead.learned,
         # What an earlier daemon left stands until this one has ordered something.
         generation=lead.generation if lead.epoch else lead.kept.generation,
-        phase=lead.phase if lead.epoch else lead.kept.phase,
+        phase=lead.at if lead.epoch else lead.kept.phase,
         target=lead.asked_target,
         paused=lead.asked_pause,
         climbed=lead.climbed,

@@ -193,7 +193,8 @@ class Kept:
         silences: the longest silence of progress that a phase of a verified start has shown, seconds.
         forgiven: the newest generation whose unclean end has been counted against its settings.
         unclean: how many boots in a row followed an unclean end.
-        generation, phase: the newest generation and where it is; found running, it goes on there.
+        generation, phase: the newest generation and where it is, in a pause where that began; found running,
+            it goes on there.
         learned: what the peaks of a verified start teach the next estimate; None = none was measured.
         target: whether a person asked for the engine to run, None = nobody has said; `paused`: to pause.
         climbed: the asked settings were tried in a quiet moment, and failed; not again before a person acts.

@@ -304,6 +304,11 @@ class Coordinator:
     others: tuple[InContext, ...] = ()
     kept: Kept = field(default_factory=Kept)
 
+    @property
+    def at(self) -> Phase:
+        """The phase; in a pause the one that it interrupted."""
+        return self.paused_from if self.phase is Phase.PAUSED else self.phase
+
 
 @dataclass(frozen=True)
 class State:

@@ -36,7 +36,7 @@ def probe(turn: Turn) -> None:
     lead = turn.state.coordinator
     if lead is None:
         return
-    phase = lead.paused_from if lead.phase is Phase.PAUSED else lead.phase
+    phase = lead.at
     if phase in LIVE and (phase is not Phase.FORMING or ray_runs(turn)):
         _probe_membership(turn)
     if phase in _ASKS_ENGINE:
