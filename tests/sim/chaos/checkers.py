@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.chaos.judgements import Judgements
+from sim.chaos.presence import Presence
 from sparkd.core import commands as co
 from sparkd.core import events as ev
 from sparkd.core.messages import Intent, MemberStatus
@@ -34,6 +35,7 @@ class Checkers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.judge = Judgements(world)
+        self.presence = Presence(world)
         self.intents: dict[tuple[str, int], Intent] = {}
         self.by_stamp: defaultdict[Stamp, list[Intent]] = defaultdict(list)
         self.heard: defaultdict[str, list[Intent]] = defaultdict(list)
@@ -88,6 +90,7 @@ class Checkers:
         for record in records:
             if isinstance(record, InvariantBroken):
                 self.world.violate("the core's own invariants hold", record.rule)
+        self.presence.records(daemon, records)
         if daemon.head:
             self.judge.records(daemon, records)
 

@@ -22,6 +22,7 @@ from sparkd.core.policy import Policy
 from sparkd.core.records import DURABLE
 from sparkd.core.step import Step, next_deadline
 from sparkd.wire.shapes import Will
+from sparkd.wire.topics import Kind
 
 if TYPE_CHECKING:
     from sim.chaos.machine import Machine
@@ -309,6 +310,8 @@ class Daemon:
             self.world.violate("every message passes the wire", str(refused))
             return
         if message is not None:
+            if not retained and letter.kind is not Kind.WILL:
+                self.world.check.presence.word(self, letter.node)
             if isinstance(message, Intent) and not retained:
                 self.world.delivered(self, message)
             self.emit(event_of(message, retained=retained))

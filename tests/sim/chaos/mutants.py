@@ -328,6 +328,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("leftovers_ignored", _leftovers_ignored),
     Mutant("membership_not_proven", _membership_not_proven),
     Mutant("one_rank_alone", _one_rank_alone),
+    Mutant("always_present", silences.always_present),
     Mutant("will_acts", silences.will_acts),
     Mutant("worker_stops_on_silence", silences.worker_stops_on_silence),
     Mutant("whoever_answers_nothing_is_gone", silences.whoever_answers_nothing_is_gone),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sparkd.core import coordinator, fold, incident, member, membership, orphan
+from sparkd.core import coordinator, fence, fold, incident, member, membership, orphan, stopping, told
 from sparkd.core import events as ev
+from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
 
 Patch = tuple[Any, str, Any]
@@ -45,6 +46,13 @@ def whoever_answers_nothing_is_gone() -> list[Patch]:
         return plain(peer, replace(event, host=ev.Host.SILENT), now)
 
     return [(orphan, "fold_probe", fold_probe)]
+
+
+def always_present() -> list[Patch]:
+    def present(_turn: Turn, peer: Peer) -> bool:
+        return peer.status is not None
+
+    return [(module, "is_present", present) for module in (membership, stopping, fence, told)]
 
 
 def silent_peer_is_leaving() -> list[Patch]:
