@@ -171,6 +171,14 @@ def test_a_stop_by_hand_that_is_told_late_closes_the_incident_that_it_had_opened
     assert moves(resumed) == []
 
 
+def test_a_stop_by_hand_that_is_told_while_the_next_generation_waits_for_its_fence_pauses_that() -> None:
+    told = turn_of(head_state(Phase.FENCING, member=BY_HAND, incident=Incident(number=4, opened_at_s=1.0)))
+    c._obey(told)
+    assert (told.lead.pause_wanted, told.lead.incident, moves(told)) == (True, None, [])
+    c._launch(told)
+    assert [phase for phase, _ in moves(told)] == [Phase.WAITING], "and nothing is launched"
+
+
 @pytest.mark.parametrize(
     ("status", "fresh", "said"),
     [

@@ -153,13 +153,12 @@ class Pair:
         return said
 
     def told(self) -> str:
-        """Return the last lines of sparkd's journals, for whoever has to find out."""
+        """Return the last lines of each node's daemon and of its engine, for whoever has to find out."""
         lines = []
         for machine in self.machines:
-            text = machine.box.run(
-                "journalctl", "--no-pager", "-n", "40", "-u", "sparkd*", check=False
-            ).stdout
-            lines += [f"--- {machine.box.name}", text]
+            for unit, count in (("sparkd.service", "100"), ("sparkd-*", "20")):
+                asked = ("journalctl", "--no-pager", "-n", count, "-u", unit)
+                lines += [f"--- {machine.box.name}: {unit}", machine.box.run(*asked, check=False).stdout]
         return "\n".join(lines)
 
 

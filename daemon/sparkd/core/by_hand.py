@@ -11,10 +11,13 @@ PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
 
 
 def is_told_late(turn: Turn) -> bool:
-    """Whether what opened the incident was a stop by hand, as a daemon that was away says now."""
+    """Whether what opened the incident was a stop by hand, as a daemon that was away says now.
+
+    The next generation's fence may wait for just this daemon; nothing of it is started before that.
+    """
     lead = turn.lead
-    resting = lead.phase in PAUSABLE and lead.phase not in LIVE
-    return resting and lead.incident is not None and stopped(turn) is not None
+    before = lead.phase is Phase.FENCING or (lead.phase in PAUSABLE and lead.phase not in LIVE)
+    return before and lead.incident is not None and stopped(turn) is not None
 
 
 def take_for_pause(turn: Turn) -> None:
