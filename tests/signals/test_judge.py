@@ -469,3 +469,22 @@ def test_who_is_ended_with_a_killed_root_was_not_asked_by_a_person(before_s: flo
     found = judge(Evidence(signals=(stop,), exits=(end,), phase=Phase.SERVING, fence_at_s=100.0))
 
     assert found.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("node", "error_s", "cause"),
+    [
+        ("a", 0.9, "engine_dead_unspecified"),  # one clock
+        ("b", 0.3, "engine_dead_unspecified"),
+        ("b", 0.9, "worker_process_died"),  # nobody knows which was first
+    ],
+)
+def test_a_death_follows_another_nodes_error_only_where_their_clocks_tell_it(
+    node: str, error_s: float, cause: str
+) -> None:
+    signals = (
+        sig("engine_dead_unspecified", 9.0, CASCADE, id="engine_core_failed"),
+        sig("worker_process_died", 9.5, node=node),
+    )
+    evidence = Evidence(signals=signals, nodes=("a", "b"), head="a", order_error_s=error_s)
+    assert judge(evidence).cause == cause

@@ -26,6 +26,7 @@ from sparkd.signals.precedence import (
     WAITED_TWICE,
     WAITS,
     hung_since,
+    tie_s,
 )
 from sparkd.signals.survive import ENDS_BY_ITSELF, worked_between
 
@@ -72,28 +73,28 @@ _SAID_WHEN_ENDED = frozenset(
 
 
 def of_earlier(
-    signals: Sequence[Signal], ended: frozenset[str], works: Sequence[Work] = ()
+    signals: Sequence[Signal], ended: frozenset[str], works: Sequence[Work], error_s: float
 ) -> tuple[Signal, ...]:
     """Return the signals that follow from an earlier one, whatever their own proof is.
 
     *ended* are the nodes on which a unit ended without being ordered to: there alone a stop that is as early
     as the first trouble may be its reason; elsewhere it answers our own fence. *works* are when the engine
-    was seen at work.
+    was seen at work. *error_s* is by how much the times of two nodes may be wrong against each other.
     """
     first = min((s for s in signals if s.fatal), key=lambda s: s.at_s, default=None)
-    own_error_s = _own_error(signals)
+    errors = _own_errors(signals, error_s)
     died_s = min((s.at_s for s in signals if _is_death(s)), default=float("inf"))
     any_error_s = min((s.at_s for s in signals if s.id in _ANY_ERRORS), default=float("inf"))
     failing_s = min((s.at_s for s in signals if s.id == FAILING_ID), default=float("inf"))
     return tuple(
         s
         for s in signals
-        if (s.cause == "worker_process_died" and s.at_s > own_error_s + TIE_S)
+        if (s.cause == "worker_process_died" and _after_an_own_error(s, errors, error_s))
         or (s.cause == "worker_process_died" and _after_a_device_error(s, signals))
         or (s.at_s > any_error_s and (s.cause == "killed_unspecified" or s.id in _CRASHES))
         or (s.cause in WAITED_FOR_A_DEAD and s.at_s > died_s + SUSPICION_S)
         or (s.id in REPORTED_STOPS and failing_s < s.at_s < failing_s + NEAR_S)
-        or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended)))
+        or (first is not None and (_after_a_hang(s, first) or _stopped_later(s, first, ended, error_s)))
         or (s.cause == "clean_shutdown" and _explains_no_end(s, signals, works))
     )
 
@@ -155,12 +156,12 @@ def _after_a_hang(signal: Signal, first: Signal) -> bool:
     return signal.at_s >= hung_since(first)
 
 
-def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str]) -> bool:
+def _stopped_later(signal: Signal, first: Signal, ended: frozenset[str], error_s: float) -> bool:
     if signal.cause != "clean_shutdown" or signal.at_s < first.at_s:
         return False
     if signal.at_s == first.at_s:  # one record says both: a stop that is only reported follows
         return signal.id in REPORTED_STOPS and signal != first
-    return signal.node not in ended or signal.at_s > first.at_s + TIE_S
+    return signal.node not in ended or signal.at_s > first.at_s + tie_s(signal, first, error_s)
 
 
 def _explains_no_end(stop: Signal, signals: Sequence[Signal], works: Sequence[Work]) -> bool:
@@ -215,17 +216,22 @@ def _after_a_kill(stop: Signal, signals: Sequence[Signal], works: Sequence[Work]
     )
 
 
-def _own_error(signals: Sequence[Signal]) -> float:
-    """Return since when the engine was ending of an exception of its own.
+def _own_errors(signals: Sequence[Signal], error_s: float) -> tuple[tuple[Signal, float], ...]:
+    """Return each exception of the engine's own, and since when the engine was ending of it.
 
     An exception that tells of the other side gives a death of that side `REMOTE_S` to be read.
     """
-    remote = [s.at_s for s in signals if s.cause in _REMOTE]
-    return min(
-        (
-            s.at_s + (REMOTE_S if any(abs(at_s - s.at_s) <= TIE_S for at_s in remote) else 0.0)
-            for s in signals
-            if s.id in _OWN_ERRORS
-        ),
-        default=float("inf"),
+    remote = [s for s in signals if s.cause in _REMOTE]
+    return tuple(
+        (s, s.at_s + (REMOTE_S if any(_tied(s, other, error_s) for other in remote) else 0.0))
+        for s in signals
+        if s.id in _OWN_ERRORS
     )
+
+
+def _tied(one: Signal, other: Signal, error_s: float) -> bool:
+    return abs(other.at_s - one.at_s) <= tie_s(one, other, error_s)
+
+
+def _after_an_own_error(death: Signal, errors: Sequence[tuple[Signal, float]], error_s: float) -> bool:
+    return any(death.at_s > since_s + tie_s(death, error, error_s) for error, since_s in errors)

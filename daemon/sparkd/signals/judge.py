@@ -86,15 +86,16 @@ def _weigh(evidence: Evidence, exits: tuple[UnitExit, ...]) -> tuple[Diagnosis, 
     loose = hints.hints_of(kept, exits)
     aside |= dict.fromkeys(loose, hints.WHY)
     signals = tuple(s for s in kept if s not in loose)
-    survivors = peers.after_a_peers_end(signals, exits, precedence.order_error_s(evidence))
+    error_s = precedence.order_error_s(evidence)
+    survivors = peers.after_a_peers_end(signals, exits, error_s)
     ended = frozenset(end.node for end in exits)
-    follow = (*consequences.of_earlier(signals, ended, evidence.works), *survivors)
+    follow = (*consequences.of_earlier(signals, ended, evidence.works, error_s), *survivors)
     aside |= dict.fromkeys(follow, "follows from what was said before it")
     open_signals = [s for s in signals if s not in follow]
     if not open_signals and (not signals or (survivors and exits)):
         return _unexplained(evidence, exits, loose, survivors), _weighed(told, aside, None)
     open_signals = open_signals or list(signals)
-    best = _root(open_signals, precedence.order_error_s(evidence))
+    best = _root(open_signals, error_s)
     root = quantities.with_port(_unless_unheard(_relayed(best, open_signals), evidence), evidence)
     return _diagnose(root, signals, loose, evidence), _weighed(told, aside, best)
 
@@ -162,7 +163,8 @@ def _is_decided(
     told: Sequence[Signal], exits: Sequence[UnitExit], first_s: float, evidence: Evidence
 ) -> bool:
     heard = [s for s in told if s.proof is not Proof.NOISE and s.cause != NONE]
-    follow = consequences.of_earlier(heard, frozenset(end.node for end in exits), evidence.works)
+    ended, error_s = frozenset(end.node for end in exits), precedence.order_error_s(evidence)
+    follow = consequences.of_earlier(heard, ended, evidence.works, error_s)
     return precedence.is_decided([s for s in heard if s not in follow], first_s)
 
 
@@ -210,9 +212,7 @@ def _root(signals: Sequence[Signal], error_s: float) -> Signal:
     top = min(precedence.weight(s) for s in signals)
     equal = [s for s in signals if precedence.weight(s) == top]
     first = min(equal, key=lambda s: s.at_s)
-    tied = [
-        s for s in equal if s.at_s - first.at_s < (precedence.TIE_S if s.writer == first.writer else error_s)
-    ]
+    tied = [s for s in equal if s.at_s - first.at_s < precedence.tie_s(s, first, error_s)]
     return min(tied, key=lambda s: (precedence.place(s), s.at_s))
 
 

@@ -209,6 +209,11 @@ def order_error_s(evidence: Evidence) -> float:
     return max(TIE_S, PRINTED_S if evidence.order_error_s is None else evidence.order_error_s)
 
 
+def tie_s(one: Signal, other: Signal, error_s: float) -> float:
+    """Return how close the times of two signals are no order: *error_s* where two nodes said them."""
+    return TIE_S if one.writer == other.writer else error_s
+
+
 def weight(signal: Signal) -> float:
     """Return how far down the order a signal stands as a root cause; cascade stands below everything."""
     rank = _PLACES.get(signal.cause, _LAST)[0]
