@@ -80,9 +80,10 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
         "mqtt_at_s": turn.now,
         "offset": offset.of_telemetry(peer.offset, telemetry, turn.state.instance, turn.now),
         "echo": None if sent_s is None else Echo(telemetry.instance, sent_s, turn.now),
+        "will": False,
         **membership.HEARD,
     }
-    turn.set_peer(peer, news=news or peer.will, will=False, **heard)
+    turn.change_peer(peer, heard, news=news or peer.will)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:

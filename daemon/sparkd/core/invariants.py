@@ -22,10 +22,17 @@ def check(state: State, policy: Policy, before: State | None = None) -> tuple[st
     Given *before*, a state that was checked, only the rules are looked at of which a fact has changed since.
     """
     lead = state.coordinator
-    broken = _broken(MEMBER_RULES, _member_facts, state, policy, before)
+    broken: tuple[str, ...] = ()
+    if before is None or not _member_stands(state, before):
+        broken = _broken(MEMBER_RULES, _member_facts, state, policy, before)
     if lead is None or (before is not None and _stands(lead, state, before)):
         return broken
     return broken + _broken(LEAD_RULES, _lead_facts, state, policy, before)
+
+
+def _member_stands(state: State, before: State) -> bool:
+    same = state.node == before.node and state.instance == before.instance
+    return same and state.member is before.member and state.seen is before.seen
 
 
 def _stands(lead: Coordinator, state: State, before: State) -> bool:

@@ -57,8 +57,8 @@ _facts = attrgetter(*FACTS)
 
 def keep(turn: Turn) -> None:
     """Note what is kept where it changed; where none of it has moved in this step it stands."""
-    lead, before = turn.lead, turn.before
-    if before is not None and before.coordinator is not None and _facts(before.coordinator) == _facts(lead):
+    lead, known = turn.lead, turn.before.coordinator if turn.before is not None else None
+    if known is not None and (lead is known or _facts(known) == _facts(lead)):
         return
     escalated = lead.phase is Phase.ESCALATED
     kept = Kept(

@@ -76,7 +76,7 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         and _is_known(turn, before, status)
         and (not by_mqtt or is_heard(turn, peer))
     )
-    turn.set_peer(peer, news=not same, **changes)
+    turn.change_peer(peer, changes, news=not same)
 
 
 def _is_known(turn: Turn, before: MemberStatus | None, status: MemberStatus) -> bool:

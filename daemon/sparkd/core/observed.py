@@ -38,7 +38,7 @@ def phase_seen(turn: Turn, event: ev.PhaseSeen) -> None:
         and bool(known.done) == bool(progress and progress.done)
         and changes["said"] == seen.said  # which is kept
     )
-    turn.set_watch(news=not same, **changes)
+    turn.change_watch(changes, news=not same)
 
 
 REQUESTS_LEAST = 1e-6
@@ -101,7 +101,7 @@ def membership(turn: Turn, event: ev.MembershipObserved) -> None:
         "membership_ok_at_s": turn.now,
     }
     same = before.membership is not None and before.membership.nodes == event.nodes
-    turn.set_watch(news=not same, **changes)
+    turn.change_watch(changes, news=not same)
 
 
 def engine(turn: Turn, event: ev.EngineObserved) -> None:
@@ -130,7 +130,7 @@ def engine(turn: Turn, event: ev.EngineObserved) -> None:
         else before.busy_at_s,
     }
     turn.wake_for(Concern.PROBE, watch.next_engine_s(turn))
-    turn.set_watch(news=not _same_engine(before, event, since_s, grew=grew), **changes)
+    turn.change_watch(changes, news=not _same_engine(before, event, since_s, grew=grew))
 
 
 def _is_canary(turn: Turn, before: Watch) -> bool:

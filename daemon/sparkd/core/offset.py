@@ -73,8 +73,10 @@ def of_telemetry(known: Offset, telemetry: Telemetry, instance: str, now: float)
     """Return what is known with *telemetry*, received *now* by this node's *instance*."""
     if telemetry.sent_s is None:
         return known
-    mine = next((echo for echo in telemetry.echoes if echo.instance == instance), None)
-    return heard(known, telemetry.sent_s, now, mine)
+    for echo in telemetry.echoes:
+        if echo.instance == instance:
+            return heard(known, telemetry.sent_s, now, echo)
+    return heard(known, telemetry.sent_s, now)
 
 
 def of_report(known: Offset, report: Report) -> Offset:

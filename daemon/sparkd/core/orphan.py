@@ -54,8 +54,10 @@ def _is_quiet(before: tuple[float, int], event: PeerProbed, now: float) -> bool:
 
 def end_deserted(turn: Turn) -> None:
     """End this worker's part of a generation whose head's host is gone; once begun, whole."""
-    units = [unit for unit in member.alive(turn) if not turn.policy.observe_only]
-    if turn.state.coordinator is not None or not units:
+    if turn.state.coordinator is not None or turn.policy.observe_only:
+        return
+    units = member.alive(turn)
+    if not units:
         return
     generation = max(unit.generation for unit in units)
     if turn.member.deserted_generation < generation and not _note_deserted(turn, generation):

@@ -1,6 +1,8 @@
 """One frozen tree: folds and references, no raw data. At most `SIGNALS_MAX` signals an incident.
 
-The records that change in most steps have no slots: `evolve` copies their dictionary.
+The records that change in most steps have no slots: `evolve` copies their dictionary. What such a record has
+by default and is an object of ours comes from a factory: CPython looks a field slowly up whose class has an
+attribute of the same name, of a class that could yet become a descriptor.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ NEVER_BEFORE_S = float("-inf")
 AT_ONCE = (float("-inf"),) * 4
 
 
+_GONE = UnitState.GONE  # looked up once: it is asked for of every unit in every step
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A unit of this node's member.
@@ -61,7 +66,7 @@ class Unit:
     @property
     def alive(self) -> bool:
         """Whether any process of it may exist."""
-        return self.state is not UnitState.GONE
+        return self.state is not _GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +174,11 @@ class Peer:
     telemetry: Telemetry | None = None
     curve: tuple[tuple[float, int], ...] = ()
     told_present: bool | None = None
-    host: Host = Host.UNKNOWN
+    host: Host = field(default_factory=lambda: Host.UNKNOWN)
     received: tuple[float, int] | None = None
     deserted_since_s: float | None = None
     told_wedged: bool = False
-    offset: Offset = UNKNOWN
+    offset: Offset = field(default_factory=lambda: UNKNOWN)
     echo: Echo | None = None
 
 
@@ -189,7 +194,7 @@ class Watch:
 
     progress: PhaseSeen | None = None
     progress_at_s: float = 0.0
-    said: EngineMemory = NOTHING_SAID
+    said: EngineMemory = field(default_factory=lambda: NOTHING_SAID)
     loading_available_bytes: int | None = None
     rate_tok_s: float | None = None
     membership: MembershipObserved | None = None
@@ -258,7 +263,7 @@ class Coordinator:
     other ones; `kept`: what is on disk of all this.
     """
 
-    phase: Phase = Phase.IDLE
+    phase: Phase = field(default_factory=lambda: Phase.IDLE)
     phase_since_s: float = 0.0
     target: bool = True
     asked_target: bool | None = None
@@ -330,7 +335,7 @@ class State:
     peers: tuple[Peer, ...]
     published: Published = field(default_factory=Published)
     coordinator: Coordinator | None = None
-    seen: Stamp = NO_STAMP
+    seen: Stamp = field(default_factory=lambda: NO_STAMP)
     broker: bool = False
     broker_since_s: float = 0.0
     broker_why: str = ""

@@ -37,15 +37,12 @@ class Step(NamedTuple):
 def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> Step:
     """Return what *events*, in their order, lead to at *now* (monotonic seconds)."""
     before = None if state.wakes == AT_ONCE else state
-    turn = Turn(state=state, now=now, policy=policy, before=before, wakes=list(state.wakes))
+    turn = Turn(state=state, now=now, policy=policy, before=before, wakes=state.wakes)
     for event in events:
         fold(turn, event)
     if turn.news or min(turn.wakes) <= now:
         _follow(turn)
-    wakes = tuple(turn.wakes)
-    if wakes != state.wakes:
-        turn.set_state(news=False, wakes=wakes)
-    return Step(turn.state, tuple(turn.commands), tuple(turn.records))
+    return Step(turn.finish(state), tuple(turn.commands), tuple(turn.records))
 
 
 def _follow(turn: Turn) -> None:

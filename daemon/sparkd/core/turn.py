@@ -9,7 +9,8 @@ to be decided before the deadlines that stand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -35,12 +36,15 @@ class Concern(IntEnum):
     SAY = 3
 
 
+_FIRST = Concern.DECIDE
+
+
 @dataclass(slots=True)
 class Draft:
     """The state in the making; `news`: something changed that decisions depend on."""
 
     state: State
-    news: bool = False
+    news: bool
 
     @property
     def member(self) -> Member:
@@ -55,46 +59,70 @@ class Draft:
             raise LookupError("this node does not coordinate")
         return lead
 
-    def _put(self, changes: dict[str, Any], news: bool) -> None:
-        if news:
-            self.news = True
-        self.state = evolve(self.state, changes)
-
     def set_state(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the state; not *news* where they only move silences later."""
-        self._put(changes, news)
+        self.news = self.news or news
+        self.state = evolve(self.state, changes)
 
     def set_member(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the member."""
-        self._put({"member": evolve(self.state.member, changes)}, news)
+        self.news = self.news or news
+        self.state = evolve(self.state, {"member": evolve(self.state.member, changes)})
 
     def set_lead(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of the coordinator."""
-        self._put({"coordinator": evolve(self.lead, changes)}, news)
+        self.news = self.news or news
+        self.state = evolve(self.state, {"coordinator": evolve(self.lead, changes)})
 
     def set_watch(self, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of what is observed of the running generation."""
+        self.change_watch(changes, news=news)
+
+    def change_watch(self, changes: dict[str, Any], *, news: bool) -> None:
+        """Do as `set_watch`, for a caller that has many changes as a dictionary."""
         lead = self.lead
-        self._put({"coordinator": evolve(lead, {"watch": evolve(lead.watch, changes)})}, news)
+        self.news = self.news or news
+        self.state = evolve(self.state, {"coordinator": evolve(lead, {"watch": evolve(lead.watch, changes)})})
 
     def set_peer(self, peer: Peer, *, news: bool = True, **changes: Any) -> None:
         """Replace fields of a peer."""
-        new = evolve(peer, changes)
-        peers = tuple([new if p.node == peer.node else p for p in self.state.peers])
-        self._put({"peers": peers}, news)
+        self.change_peer(peer, changes, news=news)
+
+    def change_peer(self, peer: Peer, changes: dict[str, Any], *, news: bool) -> None:
+        """Do as `set_peer`, for a caller that has many changes as a dictionary."""
+        new, node = evolve(peer, changes), peer.node
+        peers = self.state.peers
+        peers = (new,) if len(peers) == 1 else tuple([new if p.node == node else p for p in peers])
+        self.news = self.news or news
+        self.state = evolve(self.state, {"peers": peers})
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, init=False)
 class Turn(Draft):
     """Accumulates one step. `before`: the state that it began with, None = nothing was looked at yet."""
 
     now: float
     policy: Policy
-    before: State | None = None
-    commands: list[Command] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    wakes: list[float] = field(default_factory=list)
-    concern: Concern = Concern.DECIDE
+    before: State | None
+    commands: list[Command]
+    records: list[Record]
+    wakes: list[float]
+    concern: Concern
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        now: float,
+        policy: Policy,
+        before: State | None = None,
+        wakes: Sequence[float] = (),
+    ) -> None:
+        # By hand: one is made in every step, and what a dataclass makes for lists costs as much as a fold.
+        self.state, self.news = state, False
+        self.now, self.policy, self.before = now, policy, before
+        self.commands, self.records = [], []
+        self.wakes, self.concern = list(wakes), _FIRST
 
     def order(self, command: Command) -> None:
         """Add a command."""
@@ -115,6 +143,19 @@ class Turn(Draft):
     def wake_for(self, concern: Concern, at_s: float) -> None:
         """Ask that *concern* is looked at at *at_s* at the latest."""
         self.wakes[concern] = min(self.wakes[concern], at_s)
+
+    def finish(self, state: State) -> State:
+        """Return the state that the step leads to from *state*, with its deadlines.
+
+        A copy that this turn has made is nobody else's yet: it is completed in place.
+        """
+        wakes = tuple(self.wakes)
+        if wakes != state.wakes:
+            if self.state is state:
+                self.state = evolve(state, {"wakes": wakes})
+            else:
+                self.state.__dict__["wakes"] = wakes
+        return self.state
 
     def begin(self, concern: Concern) -> None:
         """Begin a part of the step; its deadlines are found anew."""

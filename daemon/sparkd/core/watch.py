@@ -69,10 +69,12 @@ def next_membership_s(turn: Turn) -> float:
     return turn.lead.watch.probed_membership_at_s + _period(turn, turn.policy.membership_every_s)
 
 
+_WAITED_FOR = (Phase.FORMING, Phase.STARTING_API)
+
+
 def _period(turn: Turn, every_s: float) -> float:
     """While a start waits for the answer, ask more often: it is sparkd's own share of the start."""
-    waited_for = turn.lead.phase in (Phase.FORMING, Phase.STARTING_API)
-    return min(every_s, STARTING_EVERY_S) if waited_for else every_s
+    return min(every_s, STARTING_EVERY_S) if turn.lead.phase in _WAITED_FOR else every_s
 
 
 def _probe_engine(turn: Turn) -> None:
