@@ -7,6 +7,8 @@ where it answers a question of now (HTTP), and an order acts only where it names
 
 from __future__ import annotations
 
+from typing import Any
+
 from sparkd.core.events import Host, IntentReceived, MembershipObserved, Path, StatusReceived
 from sparkd.core.messages import Intent, MemberStatus, UnitState, same_level
 from sparkd.core.offset import UNKNOWN
@@ -45,8 +47,8 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
     status = event.status
     before = peer.status
     changed = before is not None and before.instance != status.instance
-    retired = _retired(peer, status.instance, before.instance) if before and changed else peer.retired
-    fresh = event.path is Path.HTTP or (turn.state.node, turn.state.instance) in status.heard
+    by_mqtt = event.path is Path.MQTT
+    fresh = not by_mqtt or (turn.state.node, turn.state.instance) in status.heard
     if changed and not fresh:
         # It names an instance of ours that is gone, or none: an old message, or one that is about to be
         # said again. Nothing is given up for it.
@@ -54,22 +56,21 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         return
     if changed:
         turn.note(PeerChanged(node=status.node, present=True, reason="its sparkd was started anew"))
-    by_mqtt = event.path is Path.MQTT
-    changes = {
+    changes: dict[str, Any] = {
         "status": status,
         "heard_at_s": turn.now,
-        "mqtt_at_s": turn.now if by_mqtt else peer.mqtt_at_s,
-        "http_at_s": peer.http_at_s if by_mqtt else turn.now,
         "fresh": fresh,
-        # What a probe said is over once the peer is heard: nobody asks again, so nobody knows.
-        "probe_reason": "" if by_mqtt else peer.probe_reason,
-        "retired": retired,
-        "received_seq": 0 if changed else peer.received_seq,
-        "offset": UNKNOWN if changed else peer.offset,
-        "echo": None if changed else peer.echo,
         "will": False,
         **HEARD,
     }
+    if by_mqtt:
+        # What a probe said is over once the peer is heard: nobody asks again, so nobody knows.
+        changes |= {"mqtt_at_s": turn.now, "probe_reason": ""}
+    else:
+        changes["http_at_s"] = turn.now
+    if before is not None and changed:
+        changes |= {"retired": _retired(peer, status.instance, before.instance)}
+        changes |= {"received_seq": 0, "offset": UNKNOWN, "echo": None}
     same = (
         fresh == peer.fresh
         and not peer.will

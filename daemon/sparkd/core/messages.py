@@ -8,10 +8,10 @@ What is said all the time has no slots: `evolve` makes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter
 
+from sparkd.core.evolve import Evolving
 from sparkd.signals.model import Signal
 from sparkd.words import NO_STAMP, Phase, Settings, Stamp, UnitName
 
@@ -126,7 +126,7 @@ class GuardSeen:
 
 
 @dataclass(frozen=True)
-class MemberStatus:
+class MemberStatus(Evolving):
     """One node's retained status.
 
     Attributes:
@@ -179,13 +179,12 @@ class MemberStatus:
     version: str = ""
 
 
-_MOVING = ("available_bytes", "total_bytes", "lowest_bytes", "pressure_percent")
-_level = attrgetter(*(f.name for f in fields(MemberStatus) if f.name not in _MOVING))
+_MOVING = dict.fromkeys(("available_bytes", "total_bytes", "lowest_bytes", "pressure_percent"))
 
 
 def same_level(before: MemberStatus | None, after: MemberStatus) -> bool:
     """Return whether two statuses say the same; memory moves all the time and rides along."""
-    return before is not None and bool(_level(before) == _level(after))
+    return before is not None and before.__dict__ | _MOVING == after.__dict__ | _MOVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ class Echo:
 
 
 @dataclass(frozen=True)
-class Telemetry:
+class Telemetry(Evolving):
     """Once a second: what the peer keeps as a black box and the status page shows. Never decides.
 
     `floor_bytes`: the memory guard's, None = none is seen; `guarded`: it enforces; `sent_s`: the sender's

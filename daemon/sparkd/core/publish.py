@@ -129,7 +129,7 @@ def _says_the_same(turn: Turn) -> bool:
         before is not None
         and state.member is before.member
         and state.seen == before.seen
-        and _heard(state) == _heard(before)
+        and (state.peers is before.peers or _heard(state) == _heard(before))
     )
 
 

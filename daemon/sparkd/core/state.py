@@ -18,6 +18,7 @@ from sparkd.core.events import (
     PhaseSeen,
     RunningUnit,
 )
+from sparkd.core.evolve import Evolving
 from sparkd.core.messages import Echo, GuardSeen, Intent, MemberStatus, Telemetry, UnitState
 from sparkd.core.offset import UNKNOWN, Offset
 from sparkd.core.records import InContext, Kept, Times
@@ -84,7 +85,7 @@ class Outbox:
 
 
 @dataclass(frozen=True)
-class Published:
+class Published(Evolving):
     """What was last said, and when; so that only changes and heartbeats are published."""
 
     level: MemberStatus | None = None
@@ -97,7 +98,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Member:
+class Member(Evolving):
     """The engine's part on this node.
 
     `found`: what an earlier daemon had started here and still ran when this one looked; `ended`: what had
@@ -149,7 +150,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Peer(Evolving):
     """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet.
 
     `curve`: as in `Member`, as its telemetry told; `will`: its session broke and nothing was heard since;
@@ -183,7 +184,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(Evolving):
     """What is observed of the running generation; everything starts anew with a generation.
 
     `said`: what the engine says of its memory; `loading_available_bytes`: this node's memory when the load
@@ -249,7 +250,7 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class Coordinator(Evolving):
     """What only the head has: the engine's phase, the intent, the incident, the budgets.
 
     `asked_target`, `asked_pause`: what a person said last, None = nothing; `climbed`: the asked settings were
@@ -316,7 +317,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True)
-class State:
+class State(Evolving):
     """Everything that the core knows.
 
     Attributes:

@@ -37,7 +37,7 @@ class Step(NamedTuple):
 def step(state: State, events: Sequence[Event], now: float, policy: Policy) -> Step:
     """Return what *events*, in their order, lead to at *now* (monotonic seconds)."""
     before = None if state.wakes == AT_ONCE else state
-    turn = Turn(state=state, now=now, policy=policy, before=before, wakes=state.wakes)
+    turn = Turn(state, now, policy, before, state.wakes)
     for event in events:
         fold(turn, event)
     if turn.news or min(turn.wakes) <= now:

@@ -111,7 +111,6 @@ class Turn(Draft):
 
     def __init__(
         self,
-        *,
         state: State,
         now: float,
         policy: Policy,

@@ -49,15 +49,14 @@ _ASKS_ENGINE = (*ENGINE, Phase.SERVING)
 def ray_runs(turn: Turn) -> bool:
     """Return whether this node's Ray unit of the newest generation runs."""
     generation = turn.lead.generation
-    return any(
-        unit.unit is UnitName.RAY and unit.generation == generation and unit.state is UnitState.RUNNING
-        for unit in turn.member.units
-    )
+    for unit in turn.member.units:
+        if unit.generation == generation and unit.unit is UnitName.RAY and unit.state is UnitState.RUNNING:
+            return True
+    return False
 
 
 def _probe_membership(turn: Turn) -> None:
-    watch = turn.lead.watch
-    if turn.policy.backend is not Backend.RAY or watch.probing_membership:
+    if turn.lead.watch.probing_membership or turn.policy.backend is not Backend.RAY:
         return
     if turn.due(next_membership_s(turn)):
         turn.set_watch(news=False, probing_membership=True, probed_membership_at_s=turn.now)
@@ -66,15 +65,16 @@ def _probe_membership(turn: Turn) -> None:
 
 def next_membership_s(turn: Turn) -> float:
     """Return when Ray's table is to be asked for next."""
-    return turn.lead.watch.probed_membership_at_s + _period(turn, turn.policy.membership_every_s)
+    lead = turn.lead
+    return lead.watch.probed_membership_at_s + _period(lead.phase, turn.policy.membership_every_s)
 
 
 _WAITED_FOR = (Phase.FORMING, Phase.STARTING_API)
 
 
-def _period(turn: Turn, every_s: float) -> float:
+def _period(phase: Phase, every_s: float) -> float:
     """While a start waits for the answer, ask more often: it is sparkd's own share of the start."""
-    return min(every_s, STARTING_EVERY_S) if turn.lead.phase in _WAITED_FOR else every_s
+    return min(every_s, STARTING_EVERY_S) if phase in _WAITED_FOR else every_s
 
 
 def _probe_engine(turn: Turn) -> None:
@@ -86,7 +86,8 @@ def _probe_engine(turn: Turn) -> None:
 
 def next_engine_s(turn: Turn) -> float:
     """Return when the engine's health and counters are to be asked for next."""
-    return turn.lead.watch.probed_engine_at_s + _period(turn, turn.policy.engine_every_s)
+    lead = turn.lead
+    return lead.watch.probed_engine_at_s + _period(lead.phase, turn.policy.engine_every_s)
 
 
 def send_canary(turn: Turn, deadline_s: float) -> None:
