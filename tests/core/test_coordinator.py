@@ -155,10 +155,16 @@ def test_a_unit_stopped_by_hand_is_a_pause_and_no_failure(phase) -> None:
         assert turn.lead.paused_from is Phase.WAITING
 
 
+FAILED = {
+    "incident": Incident(number=4, opened_at_s=1.0),
+    "failure": Failure(7, Phase.SERVING, Times(detected_s=NOW)),
+}
+
+
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.BACKING_OFF])
 def test_a_stop_by_hand_that_is_told_late_closes_the_incident_that_it_had_opened(phase) -> None:
     """By a daemon that was away when a person stopped its unit. Without an incident it is history."""
-    told = turn_of(head_state(phase, member=BY_HAND, incident=Incident(number=4, opened_at_s=1.0)))
+    told = turn_of(head_state(phase, member=BY_HAND, **FAILED))
     c._obey(told)
 
     assert moves(told) == [(Phase.PAUSED, "asked to pause")]
@@ -172,11 +178,19 @@ def test_a_stop_by_hand_that_is_told_late_closes_the_incident_that_it_had_opened
 
 
 def test_a_stop_by_hand_that_is_told_while_the_next_generation_waits_for_its_fence_pauses_that() -> None:
-    told = turn_of(head_state(Phase.FENCING, member=BY_HAND, incident=Incident(number=4, opened_at_s=1.0)))
+    told = turn_of(head_state(Phase.FENCING, member=BY_HAND, **FAILED))
     c._obey(told)
     assert (told.lead.pause_wanted, told.lead.incident, moves(told)) == (True, None, [])
     c._launch(told)
     assert [phase for phase, _ in moves(told)] == [Phase.WAITING], "and nothing is launched"
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.FENCING])
+def test_after_the_resume_an_incident_about_something_else_does_not_pause_again(phase) -> None:
+    """A boot that ended uncleanly opens one when the next launch is admitted."""
+    resumed = turn_of(head_state(phase, member=BY_HAND, incident=FAILED["incident"]))
+    c._obey(resumed)
+    assert (resumed.lead.pause_wanted, moves(resumed)) == (False, [])
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ PAUSABLE = (Phase.IDLE, Phase.WAITING, Phase.BACKING_OFF, Phase.SERVING)
 
 
 def is_told_late(turn: Turn) -> bool:
-    """Whether what opened the incident was a stop by hand, as a daemon that was away says now.
+    """Whether the failure that was seen was a stop by hand, as a daemon that was away says now.
 
-    The next generation's fence may wait for just this daemon; nothing of it is started before that.
+    The next generation's fence may wait for just this daemon; nothing of it is started before that. An
+    incident without a failure (a boot that ended uncleanly) is about something else: the stop was told
+    before, and a person has said since that sparkd may go on.
     """
     lead = turn.lead
     before = lead.phase is Phase.FENCING or (lead.phase in PAUSABLE and lead.phase not in LIVE)
-    return before and lead.incident is not None and stopped(turn) is not None
+    return before and lead.failure is not None and stopped(turn) is not None
 
 
 def take_for_pause(turn: Turn) -> None:
