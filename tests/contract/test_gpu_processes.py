@@ -1,17 +1,27 @@
-"""GPU processes by recorded answers of nvidia-smi, and a driver that hangs."""
+"""GPU processes by answers of nvidia-smi, and a driver that hangs.
+
+`data_gpu_h200.json` holds what a real driver said (an H200, driver 580; `recorded_gpu.py` made it). The
+answers of GB10 are written from reports.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparkd.adapters.gpu_processes import GpuProcess, GpuProcesses, GpuSeen, parsed
+from sparkd.adapters.gpu_processes import ASK, USED, GpuProcess, GpuProcesses, GpuSeen, parsed, unnamed
 from sparkd.adapters.unit_memory import use_by_unit
 
 ORDINARY = "30852, 71234, VLLM::Worker_TP0\n30853, 71230, VLLM::Worker_TP1\n"
 GB10 = "9635, [Not Supported], ray::RayWorkerProc.run\n2110, [N/A], /usr/lib/xorg/Xorg\n"
 NONE = "No running processes found\n"
+H200: dict[str, Any] = json.loads(Path(__file__).with_name("data_gpu_h200.json").read_text(encoding="utf-8"))
+MIB = 1 << 20
 
 
 def test_an_ordinary_gpu_says_what_each_process_holds() -> None:
@@ -63,6 +73,72 @@ def test_a_driver_that_hangs_is_left_alone(tmp_path) -> None:
     before = asked.read_text() if asked.exists() else ""
     assert "hangs (pid" in asks.read().why
     assert (asked.read_text() if asked.exists() else "") == before
+
+
+@pytest.mark.parametrize("who", ["held", "held_unprivileged"])
+def test_a_real_driver_names_the_process_and_what_it_holds_to_anybody(who) -> None:
+    """As NVML does in bytes; a process of another user is named in full, too."""
+    said = H200[who]["apps"]
+    assert tuple(said["argv"]) == ASK
+    (named,) = H200[who]["nvml"]["compute"]["processes"]
+    seen = parsed(said["stdout"])
+    assert seen.processes == (GpuProcess(named["pid"], "/opt/torch/.venv/bin/python3", named["used"]),)
+    assert named["pid"] == H200["holder"]["pid"]
+    long = H200[who]["xml"]["stdout"]
+    assert re.findall(r"<used_memory>(\d+) MiB", long) == [str(named["used"] // MIB)]
+
+
+@pytest.mark.parametrize("when", ["idle", "freed"])
+def test_a_real_driver_with_nothing_on_the_device_answers_with_nothing(when) -> None:
+    assert H200[when]["apps"] | {"took_s": 0} == {"argv": [*ASK], "status": 0, "took_s": 0, "stdout": ""}
+    used = H200[when]["gpu"]["stdout"].split(", ")[3]
+    assert unnamed(f"{used}\n") == ""
+
+
+def test_the_devices_memory_is_counted_in_two_ways() -> None:
+    """The older call counts what the driver reserves as used; CUDA does not count it at all."""
+    for when, used in (("idle", 0), ("held", 1551)):
+        old, new = (H200[when]["nvml"]["memory"][version] for version in ("v1", "v2"))
+        assert (old["code"], new["code"]) == (0, 0)
+        assert old["used"] == new["used"] + new["reserved"]
+        assert old["free"] == new["free"] and old["total"] == new["total"]
+        asked = H200[when]["gpu"]["stdout"].split(", ")
+        assert [int(asked[at]) for at in (2, 3)] == [-(-old["total"] // MIB), used]
+    assert H200["holder"]["total"] == old["total"] - new["reserved"]
+    assert H200["holder"]["free"] == old["free"]
+
+
+@pytest.mark.process
+def test_a_full_device_whose_processes_are_in_another_container_is_not_an_idle_one() -> None:
+    """The same question, asked from another PID namespace, is answered with nothing and status 0."""
+    apart = H200["held_other_pid_namespace"]
+    assert (tuple(apart["argv"][-3:]), apart["status"], apart["stdout"]) == (ASK, 0, "")
+    used = H200["held"]["gpu"]["stdout"].split(", ")[3]
+    asks = GpuProcesses(saying(apart), 20.0, used=saying({"stdout": f"{used}\n", "status": 0}))
+    assert asks.read().processes == ()
+    assert "1551 MiB are in use by processes that the driver does not name here" in asks.read().why
+    idle = GpuProcesses(saying(apart), 20.0, used=saying({"stdout": "[Not Supported]\n", "status": 0}))
+    assert idle.read() == GpuSeen()
+    assert set(ASK[2:]) <= set(USED)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        ("no_such_gpu", "No devices were found"),
+        ("no_such_field", 'Field "used_memory_of_nobody" is not a valid field to query.'),
+    ],
+)
+def test_a_real_refusal_is_told_in_its_own_words(question, why) -> None:
+    assert H200["held"][question]["status"]
+    assert GpuProcesses(saying(H200["held"][question]), 20.0).read().why.endswith(f": {why}")
+
+
+def saying(answer: dict[str, Any]) -> tuple[str, ...]:
+    """Return a program that answers as it was recorded."""
+    code = f"import sys; sys.stdout.write({answer['stdout']!r}); sys.exit({answer['status']})"
+    return (sys.executable, "-S", "-c", code)
 
 
 @pytest.mark.parametrize(

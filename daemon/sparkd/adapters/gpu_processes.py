@@ -3,6 +3,10 @@
 NVML can hang in the kernel (a process in D state ends by no signal), so it is never called in this process; a
 child that does not answer is left behind, and not asked again: each would be another one that hangs. On GB10
 the memory of the device is "Not Supported", and that of a process may be.
+
+The driver names only processes of the asker's PID namespace, and says nothing of the others: in a container
+the answer is empty, with status 0, beside a full device (recorded on an H200, driver 580). An empty answer
+is therefore held against what is in use on the device.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ASK = ("nvidia-smi", "--query-compute-apps=pid,used_gpu_memory,name", "--format=csv,noheader,nounits")
+USED = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 DEADLINE_S = 3.0
 _MIB = 1 << 20
 _UNSAID = ("N/A", "NOT SUPPORTED", "INSUFFICIENT PERMISSIONS", "UNKNOWN ERROR")
@@ -37,19 +42,30 @@ class GpuSeen:
 class GpuProcesses:
     """Asks the driver; after one answer that did not come it is left alone."""
 
-    def __init__(self, argv: Sequence[str] = ASK, deadline_s: float = DEADLINE_S) -> None:
-        """Take the question and how long its answer may take."""
-        self._argv = tuple(argv)
+    def __init__(
+        self, argv: Sequence[str] = ASK, deadline_s: float = DEADLINE_S, used: Sequence[str] = USED
+    ) -> None:
+        """Take the question, how long an answer may take, and what is asked where no process is named."""
+        self._argv, self._used = tuple(argv), tuple(used)
         self._deadline_s = deadline_s
         self._hung: subprocess.Popen[str] | None = None
 
     def read(self) -> GpuSeen:
         """Return what is on the GPUs."""
+        said, why = self._asked(self._argv)
+        seen = parsed(said)
+        if why or seen.processes:
+            return GpuSeen(seen.processes, why)
+        used, _ = self._asked(self._used)  # where it says nothing, as on GB10, none is taken to run
+        return GpuSeen(why=unnamed(used))
+
+    def _asked(self, argv: tuple[str, ...]) -> tuple[str, str]:
+        """Return the answer, or why there is none."""
         if self._hung is not None and self._hung.poll() is None:
-            return GpuSeen(why=f"{self._argv[0]} hangs (pid {self._hung.pid}): the driver does not answer")
+            return "", f"{argv[0]} hangs (pid {self._hung.pid}): the driver does not answer"
         try:
             child = subprocess.Popen(
-                self._argv,
+                argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -57,7 +73,7 @@ class GpuProcesses:
                 start_new_session=True,
             )
         except OSError as error:
-            return GpuSeen(why=f"{self._argv[0]}: {error.strerror}")
+            return "", f"{argv[0]}: {error.strerror}"
         try:
             said, _ = child.communicate(timeout=self._deadline_s)
         except subprocess.TimeoutExpired:
@@ -65,12 +81,21 @@ class GpuProcesses:
             if child.stdout is not None:
                 child.stdout.close()
             self._hung = child
-            return GpuSeen(why=f"{self._argv[0]} did not answer within {self._deadline_s:g} s")
+            return "", f"{argv[0]} did not answer within {self._deadline_s:g} s"
         if child.returncode:
-            return GpuSeen(
-                why=f"{self._argv[0]}: {said.strip().splitlines()[0] if said.strip() else 'failed'}"
-            )
-        return parsed(said)
+            return "", f"{argv[0]}: {said.strip().splitlines()[0] if said.strip() else 'failed'}"
+        return said, ""
+
+
+def unnamed(said: str) -> str:
+    """Read what is in use on each device, in MiB, beside no named process: empty = nothing, or not told."""
+    used = sum(_amount(line) or 0 for line in said.splitlines())
+    if not used:
+        return ""
+    return (
+        f"{used // _MIB} MiB are in use by processes that the driver does not name here: graphics, or "
+        "processes of another container (ask on the host)"
+    )
 
 
 def parsed(said: str) -> GpuSeen:
