@@ -116,7 +116,7 @@ def test_the_configuration_asks(run, model, tmp_path) -> None:
 def test_keys_that_are_not_worked_out_are_named(run, model, tmp_path) -> None:
     path = config(tmp_path, model, 'device = "cpu"\ngpus_per_node = 2\n')
     out = run("--config", path, *SPARK)[1]
-    assert 'engine.device = "cpu", engine.gpus_per_node = 2' in out
+    assert "change the memory: engine.gpus_per_node = 2" in out
 
 
 def test_a_key_of_another_section_can_be_set(run, model) -> None:

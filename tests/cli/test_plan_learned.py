@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from export import states
 from sizing import checkpoints
+from sparkd.adapters import machine
 from sparkd.cli import plan, plan_learned, sparkctl
 from sparkd.cli.client import Client, ClientError
+from sparkd.config.asked import Asked, read_asked
+from sparkd.core.records import InContext, Kept, KeptChanged
+from sparkd.engines.digest import context_of
 from sparkd.export.status import status_view
 from sparkd.sizing.model import Learned
-from sparkd.words import GIB, Phase
+from sparkd.store.disk import DiskStore
+from sparkd.store.lock import StateLock
+from sparkd.words import GIB, Phase, Settings
 
-LEARNED = Learned(-GIB, ((Phase.LOADING_WEIGHTS, GIB), (Phase.SERVING, -2 * GIB)))
+LEARNED = Learned(-GIB, ((Phase.LOADING_WEIGHTS, GIB), (Phase.SERVING, -2 * GIB)), GIB, 2 * GIB)
+SILENT = ClientError("no sparkd runs here: /run/x does not exist\n  start it")
 
 
 def state_of(learned: Learned | None):
@@ -29,26 +42,31 @@ def answers(monkeypatch):
     """Let the daemon say what a state makes of its status; an error in its place is raised."""
 
     def give(said):
-        def told(client: Client) -> dict:
+        def status(client: Client) -> dict:
             if isinstance(said, ClientError):
                 raise said
             return said if isinstance(said, dict) else status_view(said, states.POLICY, states.NOW)
 
-        monkeypatch.setattr(plan_learned, "status_of", told)
+        monkeypatch.setattr(plan_learned, "status_of", status)
 
     return give
 
 
-def asked(**options) -> argparse.Namespace:
+def told(**options) -> argparse.Namespace:
     given = {"model": None, "config": None, "node_memory": None, "set": [], "socket": None, "demo": False}
     return argparse.Namespace(**{**given, "url": None, **options})
 
 
+def here(state_dir: Path = Path("/nonexistent")) -> Asked:
+    """Return what the configuration of this node says."""
+    return replace(read_asked(None, {}), state_dir=str(state_dir))
+
+
 def test_what_the_daemon_measured_is_taken_over_as_it_is(answers) -> None:
     answers(state_of(LEARNED))
-    assert plan_learned.learned_of(asked()) == (LEARNED, plan_learned.USED)
+    assert plan_learned.learned_of(told(), here()) == (LEARNED, plan_learned.USED)
     settings = ["gpu_memory_utilization=0.8", "settings.kv_cache_bytes=4GiB"]
-    assert plan_learned.learned_of(asked(set=settings)) == (LEARNED, plan_learned.USED)
+    assert plan_learned.learned_of(told(set=settings), here()) == (LEARNED, plan_learned.USED)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +75,12 @@ def test_what_the_daemon_measured_is_taken_over_as_it_is(answers) -> None:
         (state_of(None), "no start of this model has been measured yet"),
         ({"learned_peaks": None, "role": "worker"}, "ask on the head, which has them"),
         ({"learned_peaks": {"by_phase": {"no phase": 1}}, "role": "head"}, "are of different versions"),
-        (ClientError("no sparkd runs here: /run/x does not exist\n  start it"), "/run/x does not exist"),
+        (SILENT, "/run/x does not exist, and /nonexistent has none of this model"),
     ],
 )
 def test_where_nothing_can_be_had_it_is_said_why(said, why, answers) -> None:
     answers(said)
-    learned, text = plan_learned.learned_of(asked())
+    learned, text = plan_learned.learned_of(told(), here())
     assert learned is None
     assert text.startswith("measured peaks are not used: ") and why in text and "\n" not in text
 
@@ -78,12 +96,12 @@ def test_where_nothing_can_be_had_it_is_said_why(said, why, answers) -> None:
 )
 def test_another_plan_than_the_daemons_is_not_corrected(other, answers) -> None:
     answers(state_of(LEARNED))
-    assert plan_learned.learned_of(asked(**other)) == (None, "")
+    assert plan_learned.learned_of(told(**other), here()) == (None, "")
 
 
 def test_a_daemon_that_is_named_is_told_why_it_is_not_asked(answers) -> None:
     answers(state_of(LEARNED))
-    learned, text = plan_learned.learned_of(asked(socket="/run/x", model="/srv/another"))
+    learned, text = plan_learned.learned_of(told(socket="/run/x", model="/srv/another"), here())
     assert (learned, text) == (
         None,
         "measured peaks are not used: MODEL_DIR is not the model that is configured",
@@ -114,3 +132,68 @@ def test_the_plan_says_which_it_used(answers, monkeypatch, capsys, tmp_path) -> 
     assert [part["source"] for part in corrected["phases"][-1]["parts"]].count("measured") == 2
     sparkctl.main(["plan"])
     assert f"note: {plan_learned.USED}" in capsys.readouterr().out
+
+
+@contextmanager
+def kept_in(folder: Path, kept: Kept, *, ended: bool = True) -> Iterator[None]:
+    """Let a daemon keep something in its state directory, and end before it is asked, or not."""
+    store = DiskStore(folder, asked=Settings(), wall=time.time)
+    with asyncio.Runner() as runner:
+        store.load()
+        runner.run(store.append((KeptChanged(kept),)))
+        if ended:
+            runner.run(store.close())
+        yield
+        if not ended:
+            runner.run(store.close())
+
+
+def context() -> str:
+    asked = here()
+    return context_of(asked.engine, asked.nodes, machine.kernel_release(), machine.driver_version())
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+    return {entry.name: (entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder)}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_with_no_daemon_what_the_last_one_kept_is_read(ended, answers, tmp_path) -> None:
+    """However it ended; nobody's lock stands in the way, and no file is made or changed."""
+    answers(SILENT)
+    with kept_in(tmp_path, Kept(context=context(), learned=LEARNED), ended=ended):
+        lock = StateLock(tmp_path)
+        before = files_of(tmp_path)
+        assert plan_learned.learned_of(told(), here(tmp_path)) == (LEARNED, plan_learned.KEPT)
+        assert files_of(tmp_path) == before
+        assert ("history.sqlite-wal" in before) is not ended
+        lock.release()
+
+
+def test_what_was_kept_with_another_context_counts_where_it_is_this_one(answers, tmp_path) -> None:
+    answers(SILENT)
+    before = InContext(context=context(), learned=LEARNED)
+    with kept_in(tmp_path, Kept(context="another/driver", learned=Learned(7), others=(before,))):
+        assert plan_learned.learned_of(told(), here(tmp_path))[0] == LEARNED
+
+
+def test_what_was_kept_of_another_model_is_not_used(answers, tmp_path) -> None:
+    answers(SILENT)
+    with kept_in(tmp_path, Kept(context="another/driver", learned=LEARNED)):
+        learned, text = plan_learned.learned_of(told(), here(tmp_path))
+    assert learned is None and "has none of this model, engine, driver, kernel and nodes" in text
+
+
+def test_a_store_that_cannot_be_read_is_told(answers, tmp_path) -> None:
+    answers(SILENT)
+    (tmp_path / "history.sqlite").write_bytes(b"no database" * 100)
+    learned, text = plan_learned.learned_of(told(), here(tmp_path))
+    assert learned is None and f"{tmp_path}/history.sqlite cannot be read: file is not a database" in text
+
+
+@pytest.mark.parametrize("named", [{"socket": "/run/y"}, {"url": "http://192.0.2.1:1"}])
+def test_a_named_daemon_that_is_silent_may_be_another_nodes(named, answers, tmp_path) -> None:
+    answers(SILENT)
+    with kept_in(tmp_path, Kept(context=context(), learned=LEARNED)):
+        found = plan_learned.learned_of(told(**named), here(tmp_path))
+    assert found == (None, "measured peaks are not used: no sparkd runs here: /run/x does not exist")

@@ -27,6 +27,7 @@ from sparkd.config.model import DELIMITER
 from sparkd.config.refusal import ConfigError
 from sparkd.config.served import PREFIX
 from sparkd.config.sources import variables
+from sparkd.engines.model import Device
 from sparkd.sizing.advice import plan_for
 from sparkd.sizing.model import Learned, Node, Request
 from sparkd.sizing.verdict import Outcome
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         asked = read_asked(_config(options), _environment(options.set))
         folder = Path(options.model or asked.engine.model)
-        learned, said = learned_of(options)
+        learned, said = learned_of(options, asked)
         request = _request(asked, folder, _node(asked, options), learned)
     except ConfigError as error:
         lines = _as_given(error.lines, options.set)
@@ -122,7 +123,8 @@ def _as_given(lines: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
 
 def _node(asked: Asked, options: argparse.Namespace) -> Node:
     total, available = _bytes(options, "node_memory"), _bytes(options, "node_available")
-    if total is None and not asked.unified_memory:
+    pooled = asked.unified_memory or asked.engine.device is Device.CPU
+    if total is None and not pooled:
         raise PlanError("recovery.unified_memory is false: give the memory of one GPU, --node-memory 80GiB")
     if total is None:
         sample = MemInfo(MonotonicClock()).read()
@@ -132,7 +134,7 @@ def _node(asked: Asked, options: argparse.Namespace) -> Node:
         available = sample.available_bytes if available is None else available
     if available is not None and available > total:
         raise PlanError(f"--node-available: {available} bytes are more than the node has ({total})")
-    return Node(total, available, unified=asked.unified_memory)
+    return Node(total, available, unified=pooled)
 
 
 def _bytes(options: argparse.Namespace, name: str) -> int | None:

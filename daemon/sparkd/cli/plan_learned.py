@@ -1,4 +1,4 @@
-"""What earlier starts taught, for `sparkctl plan`: asked of the daemon, whose store nobody else may open.
+"""What earlier starts taught, for `sparkctl plan`: asked of the daemon, or read from what the last one kept.
 
 It is used for this node's own configuration only: another model, layout or node has taught nothing here.
 """
@@ -6,25 +6,37 @@ It is used for this node's own configuration only: another model, layout or node
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from sparkd.adapters import machine
 from sparkd.cli.asking import client_of, status_of
 from sparkd.cli.client import ClientError
+from sparkd.config.asked import Asked
+from sparkd.core.context import same_context
+from sparkd.engines.digest import context_of
 from sparkd.sizing.model import Learned
+from sparkd.store.offline import kept_at
+from sparkd.store.view import HistoryUnreadableError
 from sparkd.words import Phase
 
 USED = "corrected by what this node's own starts of this model have measured"
+KEPT = f"{USED}, as the last daemon kept it (none answers now)"
+_NOT = "measured peaks are not used"
 
 
-def learned_of(options: argparse.Namespace) -> tuple[Learned | None, str]:
+def learned_of(options: argparse.Namespace, asked: Asked) -> tuple[Learned | None, str]:
     """Return what was learned, and what is to be said of it; an empty text where nothing was asked."""
     why = _another(options)
     if why:
-        return None, f"measured peaks are not used: {why}" if options.socket or options.demo else ""
+        return None, f"{_NOT}: {why}" if options.socket or options.demo else ""
     try:
         document = status_of(client_of(options))
         return _read(document.get("learned_peaks"), document)
     except ClientError as error:
-        return None, f"measured peaks are not used: {str(error).splitlines()[0]}"
+        silent = str(error).splitlines()[0]
+        if options.socket or options.url or options.demo:
+            return None, f"{_NOT}: {silent}"  # the daemon that is named may be another node's
+        return _kept(asked, silent)
 
 
 def _another(options: argparse.Namespace) -> str:
@@ -44,9 +56,28 @@ def _read(peaks: object, document: dict[str, object]) -> tuple[Learned | None, s
     if not isinstance(peaks, dict):
         head = document["role"] == "head"
         where = "no start of this model has been measured yet" if head else "ask on the head, which has them"
-        return None, f"measured peaks are not used: {where}"
+        return None, f"{_NOT}: {where}"
     try:
         by_phase = tuple((Phase(name), int(delta)) for name, delta in peaks["by_phase"].items())
-        return Learned(int(peaks["kv_cache_bytes"]), by_phase), USED
+        step, graphs = int(peaks["step_bytes"]), int(peaks["graphs_bytes"])
+        return Learned(int(peaks["kv_cache_bytes"]), by_phase, step, graphs), USED
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None, "measured peaks are not used: sparkctl and sparkd are of different versions"
+        return None, f"{_NOT}: sparkctl and sparkd are of different versions"
+
+
+def _kept(asked: Asked, silent: str) -> tuple[Learned | None, str]:
+    """Return what stands in the store for this model, engine, driver, kernel and these nodes."""
+    try:
+        kept = kept_at(Path(asked.state_dir))
+    except HistoryUnreadableError as error:
+        return None, f"{_NOT}: {silent}, and {error}"
+    context = context_of(asked.engine, asked.nodes, machine.kernel_release(), machine.driver_version())
+    known = (
+        () if kept is None else ((kept.context, kept.learned), *((o.context, o.learned) for o in kept.others))
+    )
+    for with_what, learned in known:
+        if learned is not None and same_context(with_what, context):
+            return learned, KEPT
+    return None, (
+        f"{_NOT}: {silent}, and {asked.state_dir} has none of this model, engine, driver, kernel and nodes"
+    )

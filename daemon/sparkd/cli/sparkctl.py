@@ -155,9 +155,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Size a model from its configuration and the headers of its weight files (nothing else is read): "
         "what each phase of a start needs on a node, which would fail and by how much, and the settings that "
-        "fit. Needs no daemon; one that runs here tells what it measured. Changes nothing. Exit status: 0 it "
-        "fits, 1 it does not, or vLLM would refuse, 2 nothing can be said (unknown architecture, model or "
-        "configuration not readable)."
+        "fit. Needs no daemon: one that runs here tells what it measured, else what the last one kept is "
+        "read. Changes nothing. Exit status: 0 it fits, 1 it does not, or vLLM would refuse, 2 nothing can "
+        "be said (unknown architecture, model or configuration not readable)."
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL_DIR", help="folder of the model (default: engine.model)"

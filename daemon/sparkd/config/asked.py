@@ -12,9 +12,9 @@ from sparkd.config.errors import schema_lines
 from sparkd.config.load import floors_of, settings_of
 from sparkd.config.model import File
 from sparkd.config.refusal import ConfigError
-from sparkd.config.served import engine_of
+from sparkd.config.served import engine_of, nodes_of
 from sparkd.config.sources import merged, read_environment, read_file
-from sparkd.engines.model import Device, EngineSpec
+from sparkd.engines.model import Device, EngineSpec, NodeSpec
 from sparkd.sizing.model import Layout, Options
 from sparkd.sizing.options import options_of
 from sparkd.words import Floors, Settings
@@ -22,12 +22,14 @@ from sparkd.words import Floors, Settings
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The engine, the settings with their floors, and the kind of memory that the configuration speaks of."""
+    """The engine, the settings with their floors, the kind of memory, the nodes, the daemon's directory."""
 
     engine: EngineSpec
     settings: Settings
     floors: Floors
     unified_memory: bool
+    nodes: tuple[NodeSpec, ...]
+    state_dir: str
 
 
 _NODES = [
@@ -57,6 +59,8 @@ def read_asked(path: str | None, environ: Mapping[str, str]) -> Asked:
         settings=settings_of(file),
         floors=floors_of(file),
         unified_memory=file.recovery.unified_memory,
+        nodes=nodes_of(node.model_dump() for node in file.node),
+        state_dir=file.paths.state_dir,
     )
 
 
@@ -67,6 +71,7 @@ def layout_of(engine: EngineSpec) -> Layout:
         pipeline_parallel=engine.pipeline_parallel,
         backend=engine.backend,
         vllm_version=engine.vllm_version,
+        cpu=engine.device is Device.CPU,
     )
 
 
@@ -74,8 +79,7 @@ def sizing_options(engine: EngineSpec, *, unified_memory: bool) -> Options:
     """Return what is asked beside the settings, with the keys of its own that are not worked out."""
     options = options_of(engine.extra_args, dict(engine.env))
     more = []
-    if engine.device is Device.CPU:
-        more.append('engine.device = "cpu"')
-    if unified_memory and engine.gpus_per_node > 1:
+    pooled = unified_memory or engine.device is Device.CPU
+    if pooled and engine.gpus_per_node > 1:
         more.append(f"engine.gpus_per_node = {engine.gpus_per_node}")
     return replace(options, unknown=(*options.unknown, *more))

@@ -207,7 +207,12 @@ def _learned_peaks(learned: Learned | None) -> dict[str, Any] | None:
     if learned is None:
         return None
     by_phase = {phase.value: delta for phase, delta in learned.by_phase}
-    return {"kv_cache_bytes": learned.kv_cache_bytes, "by_phase": by_phase}
+    return {
+        "kv_cache_bytes": learned.kv_cache_bytes,
+        "by_phase": by_phase,
+        "step_bytes": learned.step_bytes,
+        "graphs_bytes": learned.graphs_bytes,
+    }
 
 
 def _progress(state: State, policy: Policy, now: float) -> dict[str, Any] | None:

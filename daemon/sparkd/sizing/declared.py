@@ -23,11 +23,27 @@ ENGINE_BYTES = 3 * GIB
 """The API server, engine core and worker of vLLM before the weights: 2 to 3 GiB; 5.6 GiB with Ray's are
 reported on a Spark (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#118)."""
 
+LEAST_BYTES = GIB
+"""What no start of vLLM does with less, whatever it serves: its three processes held 1.2 GiB of their own
+before any weight (measured, 0.32, CPU build; with CUDA it is more)."""
+
 HOST_BYTES = RAY_BYTES + ENGINE_BYTES
 """Both together."""
 
 BESIDE_BYTES = int(2.2 * GIB)
-"""CUDA context, NCCL, workspaces: 0.2 to 3.6 GiB of "non_torch_memory" (vllm#10511, #14447)."""
+"""CUDA context, NCCL, workspaces: 0.2 to 3.6 GiB of "non_torch_memory" (vllm#10511, #14447). Without NCCL and
+attention 0.7 GiB were measured on an H200: torch 2.11's context 0.6, cuBLAS 0.1."""
+
+CPU_ENGINE_BYTES = 1215 << 20
+"""The same three processes of the CPU build before the weights, in memory of their own: 426 MiB the API
+server, 396 the engine core, 393 a worker (measured, 0.32, x86-64; the same for models of 28 and 264 MiB)."""
+
+CPU_WORKER_BYTES = (393 + 145) << 20
+"""What the worker's process of the CPU build has resident beside the weights: 145 MiB of it libraries' pages
+(measured, as above). vLLM takes it off its share (v1/worker/cpu_worker.py, determine_available_memory)."""
+
+CPU_LATE_BYTES = 25 << 20
+"""Growth of these processes from the cache's allocation until they serve: 24 to 26 MiB (as above)."""
 
 GRAPHS_BYTES: Mapping[CudaGraph, int] = {
     CudaGraph.FULL: int(1.4 * GIB),
@@ -53,7 +69,8 @@ DEVICE_USED_BYTES = GIB // 2
 """What a discrete GPU holds before vLLM starts."""
 
 DEVICE_RESERVE_BYTES = GIB // 2
-"""What the driver keeps of a discrete GPU's memory."""
+"""What the driver keeps of a discrete GPU's memory: 0.6 of 140 GiB on an H200 (NVML calls it reserved; it is
+not in CUDA's total)."""
 
 RAY_CEILING = 0.98
 """Nobody guards the node: what is left above it is the kernel's."""
@@ -75,19 +92,28 @@ STEP_FLOOR_BYTES = GIB // 8
 """Below this a step's peak is the allocator's granularity."""
 
 
-def step_bytes(checkpoint: Checkpoint, tokens: int, requests: int, ranks: int) -> int | None:
+def step_bytes(
+    checkpoint: Checkpoint,
+    tokens: int,
+    requests: int,
+    ranks: int,
+    *,
+    floor: int = STEP_FLOOR_BYTES,
+    halves: int = 3,
+) -> int | None:
     """Return a step's activation peak: the widest moment of a layer, or the sampler's; None = unknown.
 
     Estimated as what lives at once in 16 bits: the residual stream twice with a copy of each, and the outputs
     of an MLP's first half with its product; for experts these of all chosen experts. 0.9 GiB for Llama 3 8B
-    at 8192 tokens, of 1.1 read (vllm#9003).
+    at 8192 tokens, of 1.1 read (vllm#9003). *halves*: how many times the MLP's width lives at once: both
+    outputs of the first half and the product, and one more where the activation has no kernel of its own.
     """
     hidden, vocabulary = checkpoint.number("hidden_size"), checkpoint.number("vocab_size")
     if hidden is None or vocabulary is None:
         return None
-    dense = 3 * (checkpoint.number("intermediate_size") or 4 * hidden) // ranks
+    dense = halves * (checkpoint.number("intermediate_size") or 4 * hidden) // ranks
     chosen = checkpoint.number("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
     inner = checkpoint.number("moe_intermediate_size")
     routed = 0 if not chosen or not inner else chosen * (max(2 * inner // ranks, hidden) + inner // ranks)
     layer = tokens * (4 * hidden + max(dense, routed)) * 2
-    return max(layer, requests * vocabulary * LOGIT_BYTES, STEP_FLOOR_BYTES)
+    return max(layer, requests * vocabulary * LOGIT_BYTES, floor)

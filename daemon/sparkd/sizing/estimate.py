@@ -10,8 +10,9 @@ from sparkd.sizing.accounting import accounting_of, requested_bytes
 from sparkd.sizing.cache import Cache, cache_of
 from sparkd.sizing.layers import Layers, layers_of
 from sparkd.sizing.model import Learned, Part, Request, Source
+from sparkd.sizing.platforms import platform_of, tries_a_step
 from sparkd.sizing.weights import Weights, weights_of
-from sparkd.words import GIB, Backend, CudaGraph, LoadFormat, Phase
+from sparkd.words import GIB, Backend, LoadFormat, Phase
 
 COUNTED, DECLARED = Source.COUNTED, Source.DECLARED
 FULL_SHARE = 0.25
@@ -76,6 +77,7 @@ def sizes_of(request: Request, weights: Weights | None = None) -> Sizes:
             change them, and a large model has a hundred thousand tensors.
     """
     checkpoint, settings, layout = request.checkpoint, request.settings, request.layout
+    platform = platform_of(request)
     accounting, warning = accounting_of(layout.vllm_version, request.options)
     layers = layers_of(checkpoint, layout, request.options)
     tokens = settings.max_num_batched_tokens or declared.DEFAULT_BATCHED_TOKENS
@@ -88,8 +90,15 @@ def sizes_of(request: Request, weights: Weights | None = None) -> Sizes:
         cache=cache_of(layers, request.options.block_size, in_flight),
         kv_cache_bytes=settings.kv_cache_bytes,
         requested_bytes=requested_bytes(request.node.total_bytes, settings.gpu_memory_utilization),
-        step_bytes=declared.step_bytes(checkpoint, tokens, requests, layout.tensor_parallel),
-        graphs_bytes=declared.GRAPHS_BYTES[settings.cudagraph],
+        step_bytes=declared.step_bytes(
+            checkpoint,
+            tokens,
+            requests,
+            layout.tensor_parallel,
+            floor=platform.step_floor_bytes,
+            halves=platform.halves,
+        ),
+        graphs_bytes=platform.graphs_bytes[settings.cudagraph],
         max_model_len=settings.max_model_len or checkpoint.number("max_position_embeddings"),
         accounting=accounting,
         warnings=(*_warnings(request, warning), *_cache_warnings(request, weights)),
@@ -137,8 +146,10 @@ def _sized(sizes: Sizes, request: Request) -> int | None:
     """Return the cache as vLLM sizes it: its share less all that it finds in use and sets aside."""
     if sizes.step_bytes is None or not sizes.weights.exact:
         return None
+    platform = platform_of(request)
     aside = sizes.graphs_bytes if sizes.accounting.estimates_graphs else 0
-    own = sizes.weights.bytes + declared.BESIDE_BYTES + sizes.step_bytes + aside
+    step = sizes.step_bytes if platform.keeps_step else 0
+    own = sizes.weights.bytes + platform.aside_bytes + step + aside
     learned = request.learned.kv_cache_bytes if request.learned else 0
     return max(0, sizes.requested_bytes - own + learned)
 
@@ -153,10 +164,10 @@ def before_bytes(request: Request) -> tuple[int, Source]:
 
 def needs_of(request: Request, sizes: Sizes) -> tuple[Need, ...]:
     """Return what each phase holds, in their order; phases after one that is unknown are left out."""
-    base = _base(request)
+    base, platform = _base(request), platform_of(request)
     weights = Part("weights", sizes.weights.bytes, COUNTED, _weights_why(sizes.weights))
-    beside = Part("CUDA and NCCL", declared.BESIDE_BYTES, DECLARED, "context, communication, workspaces")
-    started = (*base, beside)
+    beside = Part("CUDA and NCCL", platform.beside_bytes, DECLARED, "context, communication, workspaces")
+    started = (*base, beside) if platform.beside_bytes else base
     forming = tuple(part for part in base if part.name != "vLLM's processes")
     needs = [
         Need(Phase.FORMING, forming),
@@ -164,23 +175,27 @@ def needs_of(request: Request, sizes: Sizes) -> tuple[Need, ...]:
         Need(Phase.LOADING_WEIGHTS, (*started, weights, *_reading(request, sizes)), _page_cache(request)),
     ]
     if sizes.step_bytes is not None:
-        step = Part("a step", sizes.step_bytes, DECLARED, "activations of the widest moment, or the sampler")
-        held = (*started, weights, step)
-        needs.append(Need(Phase.PROFILING, held))
-        needs += _after_sizing(held, request, sizes)
-    return tuple(_corrected(need, request.learned) for need in needs)
+        needs += _with_steps((*started, weights), request, sizes)
+    return _corrected(needs, request, sizes)
+
+
+def _with_steps(loaded: tuple[Part, ...], request: Request, sizes: Sizes) -> list[Need]:
+    """From the first step on: where the engine keeps what a step took it stays, else it comes again."""
+    step = Part("a step", sizes.step_bytes or 0, DECLARED, "activations of the widest moment, or the sampler")
+    kept = (step,) if platform_of(request).keeps_step else ()
+    tried = [Need(Phase.PROFILING, (*loaded, step))] if tries_a_step(request) else []
+    return [*tried, *_after_sizing((*loaded, *kept), request, sizes, () if kept else (step,))]
 
 
 def _base(request: Request) -> tuple[Part, ...]:
     held, source = before_bytes(request)
     parts = [Part("before the launch", held, source, "system and other programs")]
-    if request.node.unified:
-        if request.layout.backend is Backend.RAY:
-            parts.append(
-                Part("Ray's processes", declared.RAY_BYTES, DECLARED, "on the head; a worker has less")
-            )
+    platform = platform_of(request)
+    if platform.ray_bytes and request.layout.backend is Backend.RAY:
+        parts.append(Part("Ray's processes", platform.ray_bytes, DECLARED, "on the head; a worker has less"))
+    if platform.engine_bytes:
         parts.append(
-            Part("vLLM's processes", declared.ENGINE_BYTES, DECLARED, "on the head; a worker has less")
+            Part("vLLM's processes", platform.engine_bytes, DECLARED, "on the head; a worker has less")
         )
     return tuple(parts)
 
@@ -209,7 +224,9 @@ def _page_cache(request: Request) -> int:
     return sum(request.checkpoint.file_bytes) if request.node.unified else 0
 
 
-def _after_sizing(held: tuple[Part, ...], request: Request, sizes: Sizes) -> list[Need]:
+def _after_sizing(
+    held: tuple[Part, ...], request: Request, sizes: Sizes, served: tuple[Part, ...]
+) -> list[Need]:
     if sizes.kv_cache_bytes is None:
         return []
     pinned = request.settings.kv_cache_bytes is not None
@@ -217,30 +234,64 @@ def _after_sizing(held: tuple[Part, ...], request: Request, sizes: Sizes) -> lis
     source = COUNTED if pinned else DECLARED
     cached = (*held, Part("KV cache", sizes.kv_cache_bytes, source, why))
     needs = [Need(Phase.ALLOCATING_KV_CACHE, cached)]
-    if request.settings.cudagraph is not CudaGraph.NONE:
+    if sizes.graphs_bytes:
         beyond = int(declared.GRAPHS_BEYOND * sizes.graphs_bytes)
         graphs = Part(
             "CUDA graphs", sizes.graphs_bytes + beyond, DECLARED, "with what comes above the estimate"
         )
         cached = (*cached, graphs)
         needs.append(Need(Phase.CAPTURING_GRAPHS, cached))
-    return [*needs, Need(Phase.SERVING, (*cached, _late(request)))]
+    return [*needs, Need(Phase.SERVING, (*cached, _late(request), *served))]
 
 
 def _late(request: Request) -> Part:
-    if request.node.unified:
-        return Part(
-            "growth", declared.LATE_BYTES, DECLARED, "of the host's processes while it starts to serve"
-        )
-    return Part("warm-up", declared.LATE_DEVICE_BYTES, DECLARED, "of the sampler, before it serves")
+    late = platform_of(request).late_bytes
+    if request.node.unified or request.layout.cpu:
+        return Part("growth", late, DECLARED, "of the host's processes while it starts to serve")
+    return Part("warm-up", late, DECLARED, "of the sampler, before it serves")
 
 
-def _corrected(need: Need, learned: Learned | None) -> Need:
-    correction = learned.of(need.phase) if learned else 0
-    if not correction:
-        return need
-    part = Part("as measured before", correction, Source.MEASURED, "this model's own peak on this node")
-    return replace(need, parts=(*need.parts, part))
+def _corrected(needs: list[Need], request: Request, sizes: Sizes) -> tuple[Need, ...]:
+    """Add what was measured beyond the estimate, as far as it holds for these settings."""
+    if request.learned is None:
+        return tuple(needs)
+    learned = _for_these(request.learned, request, sizes)
+    found = []
+    for need in needs:
+        amount = learned.of(need.phase)
+        part = Part("as measured before", amount, Source.MEASURED, "this model's own peak on this node")
+        found.append(replace(need, parts=(*need.parts, part)) if amount else need)
+    return tuple(found)
+
+
+def _for_these(learned: Learned, request: Request, sizes: Sizes) -> Learned:
+    """Take what was learned apart: of a step and of the graphs it grows with them, the rest stays.
+
+    What was measured more from one phase to the next belongs to what is new in it. A step that the engine
+    gives back teaches nothing of the phases after it.
+    """
+    scales, passing = _scales(learned, request, sizes)
+    before, grown, found = 0, 0, list[tuple[Phase, int]]()
+    for phase, seen in learned.by_phase:
+        amount = grown + round((seen - before) * scales.get(phase, 1.0))
+        found.append((phase, amount))
+        if phase in passing:
+            found.append((Phase.ALLOCATING_KV_CACHE, grown))
+        else:
+            before, grown = seen, amount
+    return replace(learned, by_phase=tuple(found))
+
+
+def _scales(learned: Learned, request: Request, sizes: Sizes) -> tuple[dict[Phase, float], frozenset[Phase]]:
+    """Return how much larger what is new in a phase is now than when it was measured; what does not stay."""
+    seen, keeps = {phase for phase, _ in learned.by_phase}, platform_of(request).keeps_step
+    scales = {}
+    if learned.step_bytes and sizes.step_bytes is not None:
+        where = Phase.PROFILING if keeps or Phase.PROFILING in seen else Phase.SERVING
+        scales[where] = sizes.step_bytes / learned.step_bytes
+    if learned.graphs_bytes and seen & {Phase.PROFILING, Phase.ALLOCATING_KV_CACHE}:
+        scales[Phase.CAPTURING_GRAPHS] = sizes.graphs_bytes / learned.graphs_bytes
+    return scales, frozenset() if keeps else frozenset({Phase.PROFILING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +318,8 @@ def learn(request: Request, observed: Observed, weights: Weights | None = None) 
     shift = 0 if pinned or cached is None or sizes.kv_cache_bytes is None else cached - sizes.kv_cache_bytes
     plain = replace(plain, learned=Learned(shift))
     estimated = {need.phase: need.bytes for need in needs_of(plain, sizes_of(plain, sizes.weights))}
-    return Learned(shift, _deltas(estimated, dict(observed.used_bytes)))
+    deltas = _deltas(estimated, dict(observed.used_bytes))
+    return Learned(shift, deltas, sizes.step_bytes or 0, sizes.graphs_bytes)
 
 
 def _deltas(estimated: dict[Phase, int], used: dict[Phase, int]) -> tuple[tuple[Phase, int], ...]:

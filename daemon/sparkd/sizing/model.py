@@ -127,12 +127,14 @@ class Layout:
         tensor_parallel, pipeline_parallel: sizes; their product is the number of ranks.
         backend: the executor over the nodes.
         vllm_version: as installed; empty = not known.
+        cpu: the engine is the CPU build: it has no device, and its memory is the node's.
     """
 
     tensor_parallel: int = 2
     pipeline_parallel: int = 1
     backend: Backend = Backend.RAY
     vllm_version: str = ""
+    cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,14 @@ class Learned:
     Attributes:
         kv_cache_bytes: of the KV cache that vLLM sized by itself.
         by_phase: of the highest use in each phase that was observed.
+        step_bytes, graphs_bytes: what was estimated at that launch for a step and for CUDA graphs: what was
+            measured of them grows as the estimate does; 0 = not known, or nothing.
     """
 
     kv_cache_bytes: int = 0
     by_phase: tuple[tuple[Phase, int], ...] = ()
+    step_bytes: int = 0
+    graphs_bytes: int = 0
 
     def of(self, phase: Phase) -> int:
         """Return the correction of a phase, that of the nearest earlier one where it was not seen."""

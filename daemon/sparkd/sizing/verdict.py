@@ -11,6 +11,7 @@ from enum import StrEnum
 from sparkd.sizing import declared
 from sparkd.sizing.estimate import Need, Sizes, before_bytes, needs_of, sizes_of
 from sparkd.sizing.model import Node, Request
+from sparkd.sizing.platforms import platform_of
 from sparkd.sizing.weights import Weights
 from sparkd.words import GIB, Backend, Phase, Settings
 
@@ -149,8 +150,10 @@ def _over(need: Need, over: int, limit: Limit, node: Node) -> Failure:
 
 
 def _free(request: Request, judged: Judged) -> Failure | None:
-    """The share is compared with what is free at the start, also where the cache is pinned."""
-    if not judged.sizes.accounting.refuses_more_than_free:
+    """The share is compared with what is free at the start, on a GPU also where the cache is pinned."""
+    pinned = request.settings.kv_cache_bytes is not None
+    ignored = pinned and not platform_of(request).shares_pinned
+    if ignored or not judged.sizes.accounting.refuses_more_than_free:
         return None
     free = free_at_start(request)
     over = judged.sizes.requested_bytes - free
@@ -163,9 +166,7 @@ def _free(request: Request, judged: Judged) -> Failure | None:
 
 def free_at_start(request: Request) -> int:
     """Return what vLLM finds free at its first look: its own and Ray's processes are there by then."""
-    held = before_bytes(request)[0] + (declared.HOST_BYTES if request.node.unified else 0)
-    if request.node.unified and request.layout.backend is not Backend.RAY:
-        held -= declared.RAY_BYTES
+    held = before_bytes(request)[0] + platform_of(request).host_bytes(request.layout.backend)
     return max(0, request.node.total_bytes - held)
 
 

@@ -75,7 +75,8 @@ def _learned_from(body: dict[str, Any] | None) -> Learned | None:
     if body is None:
         return None
     by_phase = tuple((Phase(name), int(delta)) for name, delta in body["by_phase"])
-    return Learned(int(body["kv_cache_bytes"]), by_phase)
+    sizes = (int(body.get(name, 0)) for name in ("step_bytes", "graphs_bytes"))
+    return Learned(int(body["kv_cache_bytes"]), by_phase, *sizes)
 
 
 def _said_from(body: dict[str, Any] | None) -> EngineMemory:

@@ -13,7 +13,7 @@ import structlog
 
 from sparkd.core.beginning import Remembered
 from sparkd.core.records import Record, StampAdvanced
-from sparkd.store.history import History, Recalled, Retention, Row
+from sparkd.store.history import NAME, History, Recalled, Retention, Row
 from sparkd.store.stamp import StampFile
 from sparkd.store.view import HistoryView
 from sparkd.words import NO_STAMP, Settings, Stamp
@@ -49,7 +49,7 @@ class DiskStore:
             retry_s: period of trying again what a failing disk refused.
         """
         self._stamps = StampFile(directory / "stamp")
-        self._history = History(directory / "history.sqlite", retention, boot)
+        self._history = History(directory / NAME, retention, boot)
         self._asked = asked
         self._wall = wall
         self._retry_s = retry_s

@@ -33,6 +33,8 @@ from sparkd.store.codec import body_of, kept_from, kind_of, settings_body, setti
 from sparkd.store.database import damaged, open_database
 from sparkd.words import NO_STAMP, Settings, Stamp
 
+NAME = "history.sqlite"
+"""The file in the state directory."""
 _MILESTONES = (IncidentOpened, Remedied, IncidentClosed)
 
 
