@@ -26,6 +26,7 @@ from sparkd.core import (
 from sparkd.core.membership import are_present, leaking, missing
 from sparkd.core.messages import ENDED, UnitStatus
 from sparkd.core.records import SettingsAdopted
+from sparkd.core.scarce import scarce
 from sparkd.core.state import Peer, Unit
 from sparkd.core.turn import Turn
 from sparkd.signals.model import UnitExit
@@ -181,7 +182,7 @@ def _waiting(turn: Turn) -> None:
     if nodes := fence.unkillable(turn):
         _await_reboot(turn, SURVIVE, nodes)
         return
-    reasons = missing(turn) + _last_failure(turn)
+    reasons = missing(turn) + scarce(turn) + _last_failure(turn)
     told.waiting_for(turn, reasons)
     if reasons:
         return
@@ -234,7 +235,7 @@ def _fencing(turn: Turn) -> None:
 def _launch(turn: Turn) -> None:
     if turn.lead.pause_wanted:
         turn.move(Phase.WAITING, "everything is fenced, a pause is wanted")
-    elif missing(turn):
+    elif missing(turn) or scarce(turn):
         turn.move(Phase.WAITING, "a precondition went away")
     else:
         launch.begin(turn)
