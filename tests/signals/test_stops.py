@@ -162,3 +162,17 @@ def test_a_start_that_took_too_long_is_no_stop_of_anybody(told: str, cut: int) -
 def test_a_stop_that_took_too_long_is_a_stop() -> None:
     asked = LINE.format(8, 31, *STOPS["systemd"])
     assert cause(*SERVING[:2], asked, *ENDED) == "clean_shutdown"
+
+
+WATCHDOG = (
+    "[rank{0}]:[E1130 04:20:00.{0}85814210 ProcessGroupNCCL.cpp:689] [Rank {0}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=1901719, OpType=_ALLGATHER_BASE, NumelIn=8, NumelOut=16, Timeout(ms)=600000) ran for "
+    "600001 milliseconds before timing out."
+)
+
+
+def test_a_stop_does_not_explain_a_collective_that_the_head_waited_out_after_it() -> None:
+    stop = ["INFO:     Application shutdown complete.", "INFO:     Finished server process [182240]"]
+    assert cause(*stop, WATCHDOG.format(0), WATCHDOG.format(1)) == "nccl_timeout"
+    asked = LINE.format(19, 50, *STOPS["asked"])
+    assert cause(*SERVING, asked, LINE.format(20, 0, "vllm[100]", WATCHDOG.format(1))) == "clean_shutdown"

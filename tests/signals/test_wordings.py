@@ -56,6 +56,27 @@ WORDS = {
         "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 196608, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
         "RuntimeError: The grouped GEMM is not supported on GPUs with compute capability 12.1",
         "OutOfResources: out of resource: tensor memory, Required: 768, Hardware limit: 512.",
+        "cutlass.cute.nvgpu.common.OpError: OpError: expects arch to be one of ['sm_120a'], but got Arch.sm_121a",
+        "LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl.sync.bfly.i32",
+        "RuntimeError: Unsupported CUDA architecture: sm_121",
+    ],
+    "kernel_oom": [
+        "oom-kill: constraint=CONSTRAINT_MEMORY_POLICY, nodemask=7, task=VLLM::EngineCor",
+        "oom-kill:constraint=CONSTRAINT_CPUSET,nodemask=0,cpuset=/,mems_allowed=0,task=python3,pid=9635,uid=0",
+        "Out of memory: Killed process 9635, UID 1000, (python3) total-vm:9443144kB, anon-rss:5933336kB",
+        "kernel: Killed process 9635 (VLLM::EngineCor) total-vm:160958068kB, anon-rss:6548368kB",
+    ],
+    "gpu_xid": [
+        "NVRM: GPU at PCI:0000:01:00: GPU has fallen off the bus.",
+        "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+        "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
+    ],
+    "cuda_illegal_memory_access": ["ROCm error: unspecified launch failure"],
+    "ray_insufficient_resources": [
+        "ValueError: Current node has no GPU available. current_node_resource={'CPU': 20.0}."
+    ],
+    "driver_library_mismatch": [
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update your driver"
     ],
     "os_resource_limit": [
         "RuntimeError: unable to open shared memory object </torch_811_3> in read-write mode: Too many open files (24)",
@@ -217,6 +238,12 @@ def test_a_disk_that_ran_full_is_told_though_its_warning_is_wrapped() -> None:
     assert cause_of(*lines) == "none"
 
 
+def test_a_kill_whose_victim_was_left_out_is_the_subject_of_a_kernel_log_alone() -> None:
+    kill = "Out of memory: Killed process 9635 total-vm:944314492kB anon-rss:593333608kB"
+    assert cause_of(kill) == "kernel_oom"
+    assert cause_of(START, LATER, SERVES, kill) == "none"
+
+
 @pytest.mark.parametrize("process", ["python3", "VLLM::Worker"])
 def test_a_kill_whose_number_was_left_out(process: str) -> None:
     assert cause_of(f"Memory cgroup out of memory: Killed process ({process}) total-vm:22GB") == "cgroup_oom"
@@ -233,3 +260,33 @@ def test_a_tuner_that_ignores_a_choice_goes_on_and_one_that_has_none_left_does_n
     assert cause_of(START, *tried, LATER) == "none"
     failed = "RuntimeError: Failed during autotuning: CUDA error: no kernel image is available for execution on the device"
     assert cause_of(START, failed, DEAD) == "cuda_arch_unsupported"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-30 04:10:00,554 E 811 811] (raylet) worker_pool.cc:502: Some workers of the worker process(4611) have not registered within the timeout. The process is still alive, probably it's hanging during start.",
+        "Warning  FailedScheduling  2m  default-scheduler  0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+    ],
+)
+def test_what_does_not_come_up_is_not_called_well(line: str) -> None:
+    assert cause_of(line) == "unknown"
+
+
+def test_the_agents_of_a_run_that_ends_tell_of_their_store() -> None:
+    lines = [
+        "The node 'spark-b_811_0' has failed to shutdown the rendezvous 'none'",
+        "due to an error of type RendezvousConnectionError.",
+    ]
+    assert cause_of(*lines) == "peer_lost"
+    assert cause_of(" ".join(lines)) == "peer_lost"
+
+
+@pytest.mark.parametrize(("done", "phase"), [(1940008, "serving"), (2, "init_distributed")])
+def test_how_far_the_ranks_had_come_tells_the_phase_of_a_time_out(done: int, phase: str) -> None:
+    line = (
+        "[rank0] Exception (either an error or timeout) detected by watchdog at work: "
+        f"{done + 1}, last enqueued NCCL work: {done + 6}, last completed NCCL work: {done}."
+    )
+    found = DIAGNOSER.lines([line]).diagnosis
+    assert (found.cause, found.phase) == ("nccl_timeout", phase)

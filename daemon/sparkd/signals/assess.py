@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from sparkd.signals import foreigners, pasted, repeats, spread
+from sparkd.signals import foreigners, pasted, refused, repeats, spread
 from sparkd.signals.catalogue import Catalogue
 from sparkd.signals.causes import NONE
 from sparkd.signals.exceptions import failed_in, raised_in
@@ -37,6 +37,7 @@ DECIDED = 0.9
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
 # So many characters of a quote, blanks left out, tell where it stands.
 PLACE_CHARS = 60
+_ANSWERED = re.compile(r'"POST /v1/\S* HTTP/[\d.]+" 200 ')
 _WAIT = re.compile(r"block\s*found\s*in")
 # What is said of a phase is worth what it is worth in its writer's.
 _OF_A_PHASE = WAITS | INTERRUPTS
@@ -161,7 +162,8 @@ class Assessor:
                 placed = foreigners.attributed(read, self._follower.speakers())
                 self._signals += [placed] * _times(signal, whole)
         if UNEXPLAINED_ID not in known:
-            self._signals += self._error_in(foreigners.without_chatter(whole, self._follower.speakers()))
+            bare = foreigners.without_chatter(whole, self._follower.speakers())
+            self._signals += self._error_in(refused.without(bare, self.catalogue))
         return self.finish()
 
     def _error_in(self, whole: Record) -> tuple[Signal, ...]:
@@ -307,7 +309,8 @@ def _error_in(whole: Record, catalogue: Catalogue, read_line: ReadLine) -> str |
         fact = read_line(record.text)
         goes_on = fact is not None and is_later(fact.phase, reached)
         reached = fact.phase if fact is not None and (goes_on or reached is None) else reached
-        if fact is not None and (fact.rate_tok_s is not None or fact.port_ready or (goes_on and passing)):
+        works = fact is not None and (fact.rate_tok_s is not None or fact.port_ready or (goes_on and passing))
+        if works or _ANSWERED.search(record.text):
             failed = None
         elif record.level in LOUD:
             failed, passing = record.text, False

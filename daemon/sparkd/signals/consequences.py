@@ -50,6 +50,7 @@ _FELT_ELSEWHERE = frozenset(
         *("ray_gcs_unreachable", "ray_insufficient_resources", "ray_node_died"),
     }
 )
+_WATCHDOG = "nccl_watchdog"
 TIMED_OUT_ID = "unit_timed_out"
 # systemd tells the result of a unit right after its end.
 RESULT_S = 10.0
@@ -170,6 +171,7 @@ def _explains_no_end(stop: Signal, signals: Sequence[Signal], works: Sequence[Wo
         _after_a_kill(stop, signals, works)
         or _after_waits(stop, signals, works)
         or _is_a_time_out(stop, signals)
+        or _outlived(stop, signals)
         or any(_is_of_another_run(s, stop) for s in signals)
     )
 
@@ -188,6 +190,16 @@ def _is_a_time_out(stop: Signal, signals: Sequence[Signal]) -> bool:
     asked = any(s.cause == stop.cause and s.at_s < stop.at_s for s in signals)
     timed_out = any(s.id == TIMED_OUT_ID and 0.0 <= s.at_s - stop.at_s < RESULT_S for s in signals)
     return stop.id in REPORTED_STOPS and "status=15" in stop.quote and timed_out and not asked
+
+
+def _outlived(stop: Signal, signals: Sequence[Signal]) -> bool:
+    """Return whether the head's own rank waited out a collective after *stop*: it was not what was stopped.
+
+    The watchdog waits longer than a stop lasts: the operation began before, or the stop was of another run.
+    """
+    return any(
+        s.id == _WATCHDOG and s.rank == 0 and s.at_s > stop.at_s and s.writer == stop.writer for s in signals
+    )
 
 
 def _is_of_another_run(end: Signal, stop: Signal) -> bool:
