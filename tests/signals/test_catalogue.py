@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkd.signals import catalogue
 from sparkd.signals.catalogue import CatalogueError, Signature, compile_catalogue, packaged_texts
 from sparkd.signals.causes import CAUSES
 from sparkd.signals.match import Places, recognise
@@ -189,3 +190,9 @@ def test_a_later_text_replaces_a_signature() -> None:
     mine += 'literals = ["x"]\npattern = "x"\nexamples = ["x"]'
     merged = compile_catalogue([*packaged_texts(), mine])
     assert [s.proof for s in merged.signatures if s.id == "disk_full"] == [Proof.NOISE]
+
+
+def test_every_file_of_the_catalogue_is_read_and_the_surface_last() -> None:
+    folder = Path(catalogue.__file__).parent / "catalogue"
+    assert sorted(catalogue.PACKAGED) == sorted(path.stem for path in folder.glob("*.toml"))
+    assert catalogue.PACKAGED[-1] == "surface"

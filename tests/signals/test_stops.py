@@ -165,9 +165,9 @@ def test_a_stop_that_took_too_long_is_a_stop() -> None:
 
 
 WATCHDOG = (
-    "[rank{0}]:[E1130 04:20:00.{0}85814210 ProcessGroupNCCL.cpp:689] [Rank {0}] Watchdog caught collective operation "
-    "timeout: WorkNCCL(SeqNum=1901719, OpType=_ALLGATHER_BASE, NumelIn=8, NumelOut=16, Timeout(ms)=600000) ran for "
-    "600001 milliseconds before timing out."
+    "[rank{0}]:[E1130 04:20:00.{0}85814210 ProcessGroupNCCL.cpp:689] [Rank {0}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=1901719, OpType=_ALLGATHER_BASE, NumelIn=8, NumelOut=16, "
+    "Timeout(ms)=600000) ran for 600001 milliseconds before timing out."
 )
 
 

@@ -290,3 +290,11 @@ def test_how_far_the_ranks_had_come_tells_the_phase_of_a_time_out(done: int, pha
     )
     found = DIAGNOSER.lines([line]).diagnosis
     assert (found.cause, found.phase) == ("nccl_timeout", phase)
+
+
+def test_a_wait_that_is_all_that_is_shown_is_neither_a_hang_nor_nothing() -> None:
+    wait = "shm_broadcast.py: No available shared memory broadcast block found in 60 seconds"
+    found = DIAGNOSER.lines([wait]).diagnosis
+    assert (found.cause, found.candidates[0]) == ("unknown", "engine_hang")
+    assert cause_of(wait, wait) == "engine_hang"
+    assert cause_of(SERVES, wait) == "none"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkd.cli.quoting import place, proof_lines, short
-from sparkd.cli.would import would
 from sparkd.export.human import words
 from sparkd.intake.files import Unread
 from sparkd.signals.assess import Assessment
@@ -34,7 +33,7 @@ def diagnosis_text(found: Assessment, *, explain: bool, unread: Sequence[Unread]
 def document(found: Assessment, *, explain: bool = False, unread: Sequence[Unread] = ()) -> Document:
     """Return the result as JSON has it; unknown is null."""
     diagnosis = found.diagnosis
-    sparkd, person = would(diagnosis)
+    sparkd, person = _would(diagnosis)
     result: Document = {
         "cause": diagnosis.cause,
         "phase": diagnosis.phase,
@@ -102,12 +101,21 @@ def _cause_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def _advice(diagnosis: Diagnosis) -> list[str]:
-    sparkd, person = would(diagnosis)
     if diagnosis.cause == "clean_shutdown":
         return ["", "nothing to do: it ended because it was asked to"]
+    sparkd, person = _would(diagnosis)
     if not sparkd:
         return ["", f"only you can: {person}"]
     return ["", f"sparkd would: {sparkd}", *([f"you can: {person}"] if person else [])]
+
+
+def _would(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Return what `would` says; its rules are read only where something is wrong, for a person waits."""
+    if diagnosis.cause in HEALTHY:
+        return "", ""
+    from sparkd.cli.would import would
+
+    return would(diagnosis)
 
 
 def _explained(found: Assessment) -> list[str]:

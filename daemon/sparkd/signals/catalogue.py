@@ -15,12 +15,12 @@ Named groups of a pattern become quantities with their unit last: `used_gib` giv
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
 from typing import Any
 
 from ahocorasick_rs import AhoCorasick
@@ -38,6 +38,11 @@ _NAMES = {
     ),
     "{engine_unit}": "(?:vllm|(?:ray|raylet|llm|serve|engine|inference)(?![A-Za-z]))",
 }
+# The files, in the order of reading: `surface` is the last, of one cause the first signature counts.
+PACKAGED = (
+    *("engine", "install", "kernel", "memory", "network", "noise", "ray", "setup", "setup_options"),
+    "surface",
+)
 PLACES = ("reader", "rank", "head", "elsewhere")
 _KEYS = frozenset(
     {
@@ -242,9 +247,14 @@ def _bounded(signature: Signature) -> None:
 
 def packaged_texts() -> tuple[str, ...]:
     """Return the catalogue files of this package: the only place here that reads anything."""
-    folder = resources.files("sparkd.signals").joinpath("catalogue")
-    files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda f: f.name)
-    return tuple(item.read_text(encoding="utf-8") for item in files)
+    return tuple(_packaged(name) for name in PACKAGED)
+
+
+def _packaged(name: str) -> str:
+    data = pkgutil.get_data("sparkd.signals", f"catalogue/{name}.toml")
+    if data is None:
+        raise CatalogueError(f"{name}.toml cannot be read: install sparkd again")
+    return data.decode()
 
 
 def packaged_catalogue() -> Catalogue:

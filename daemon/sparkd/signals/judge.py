@@ -308,6 +308,8 @@ def _candidates(
         return tuple(dict.fromkeys((*(s.cause for s in loose if s.cause != root.cause), *killers)))
     if spread.is_unheard(evidence) and root.cause == UNKNOWN:
         return spread.MIGHT_BE
+    if root.cause == UNKNOWN and root.id in precedence.WAITS:
+        return ("engine_hang", *_MIGHT_BE["engine_hang"])
     might = _might_be(root.cause, loose)
     if root.cause == UNKNOWN and is_slip(root.quote):
         return ("engine_internal_error", *(cause for cause in might if cause != "clean_shutdown"))

@@ -105,6 +105,10 @@ _CHECKED = re.compile(
     r"^(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w+ +(?:Value|Assertion) error, "
 )
 _Clause = Callable[[Signal], str]
+# What nobody can say the reason of, and which is no end by itself.
+_ENDS_NOTHING = frozenset(
+    {"unexplained_error", "engine_broadcast_waits", "ray_worker_unregistered", "pod_unschedulable"}
+)
 
 
 def explain(root: Signal, phase: Phase | None, node: str | None, kv_cache_bytes: int | None) -> str:
@@ -143,7 +147,7 @@ def _title(root: Signal, node: str | None) -> str:
         return "a step did not end, and nothing tells a node that hangs from one that is lost"
     if root.id == "observed_start_failed":
         return "a unit could not be started, and the error decides no cause"
-    ended = root.id != "unexplained_error"
+    ended = root.id not in _ENDS_NOTHING
     return f"an error {'ended the engine' if ended else 'is in view'}, and no evidence says why"
 
 

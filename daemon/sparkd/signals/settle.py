@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparkd.signals import boots, memory, runs, spread
+from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Evidence, Proof, Signal
 from sparkd.signals.precedence import (
     BURST,
@@ -48,7 +49,7 @@ def settled(evidence: Evidence) -> tuple[Evidence, dict[Signal, str]]:
         (_ended_waits(evidence), "the engine worked on after it, or it was one long step"),
     ):
         over = {**dict.fromkeys(found, why), **over}
-    left = [s for s in told if s not in over]
+    left = [_untold(s, evidence) for s in told if s not in over]
     return replace(evidence, signals=_meaning(left, evidence)), over
 
 
@@ -111,8 +112,27 @@ def _ended_waits(evidence: Evidence) -> list[Signal]:
     open_ = [s for s in told if not _is_after(evidence.worked_at_s, s)]
     if _has_failed(evidence):
         return [s for s in told if s not in open_]
-    count = Counter((s.node, s.rank) for s in open_)
-    return [s for s in told if s not in open_ or count[s.node, s.rank] < WAITED_TWICE]
+    if _is_bare(evidence):
+        return []
+    return [s for s in told if s not in open_ or s in _said_once(open_)]
+
+
+def _said_once(waits: Sequence[Signal]) -> list[Signal]:
+    count = Counter((s.node, s.rank) for s in waits)
+    return [s for s in waits if count[s.node, s.rank] < WAITED_TWICE]
+
+
+def _is_bare(evidence: Evidence) -> bool:
+    """Return whether a log that somebody gives shows neither a phase nor any work."""
+    return evidence.recorded and evidence.phase is None and not evidence.works
+
+
+def _untold(signal: Signal, evidence: Evidence) -> Signal:
+    """Return a wait that is all that is shown of an engine as what it is: a hang, or one long step."""
+    if signal.id not in WAITS or _has_failed(evidence) or not _is_bare(evidence):
+        return signal
+    once = _said_once([s for s in evidence.signals if s.id in WAITS and s.proof is not Proof.NOISE])
+    return replace(signal, cause=UNKNOWN, proof=Proof.CASCADE) if signal in once else signal
 
 
 def _is_after(at_s: float | None, signal: Signal) -> bool:

@@ -6,9 +6,12 @@ The memory ladder (`core.spikes`) takes those that it uses, too, from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from sparkd.sizing.model import Checkpoint
 from sparkd.words import GIB, CudaGraph
+
+if TYPE_CHECKING:  # the ladder takes amounts from here and reads no checkpoint
+    from sparkd.sizing.model import Checkpoint
 
 SYSTEM_BYTES = int(2.5 * GIB)
 """What an otherwise idle node holds where nobody measured it: system, driver, page tables. A node that was
