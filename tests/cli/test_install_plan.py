@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.setup_bed import KEY, done, host, package, runs, writes
+from cli.setup_bed import KEY, done, host, package, runs, shipped, writes
 from sparkd.setup import places
 from sparkd.setup.install import plan_install
 from sparkd.setup.places import CLUSTER_KEY, CONFIG, JOURNALD, MANIFEST, WATCHDOG
@@ -161,10 +161,12 @@ def test_without_a_hardware_watchdog_systemd_is_not_told_to_feed_it() -> None:
 
 
 def test_the_units_run_the_programs_of_this_package() -> None:
-    plan = plan_install(package(), host(bin_dir="/srv/venv/bin"))
+    plan = plan_install(shipped(), host(bin_dir="/srv/venv/bin", python="/usr/bin/python3.12"))
+    said = {path: step.content for path, step in writes(plan).items() if path.endswith(".service")}
 
-    assert b"ExecStart=/srv/venv/bin/sparkd run" in writes(plan)[DAEMON].content
-    assert writes(plan)[DAEMON].content.count(b"/opt/sparkd") == 0
+    assert b"ExecStart=/srv/venv/bin/sparkd run" in said[DAEMON]
+    assert b"ExecStart=/usr/bin/python3.12 -I -c " in said[SERVE]
+    assert not [path for path, content in said.items() if b"/opt/sparkd" in content]
 
 
 @pytest.mark.parametrize(

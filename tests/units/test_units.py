@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -88,7 +89,10 @@ def test_the_units_run_what_is_installed() -> None:
     assert parser().parse_args(arguments).config == "/etc/sparkd/sparkd.toml"
     assert int(wanted["RestartPreventExitStatus"]) == EX_CONFIG
     for unit, path in ENGINE.items():
-        options = parser().parse_args(directives(path)["ExecStart"].split()[1:])
+        python, *options, code = shlex.split(directives(path)["ExecStart"])[:4]
+        assert (Path(python).name, options) == ("python3", ["-I", "-c"])
+        assert code == "import sys; from sparkd.cli.sparkd import main; sys.exit(main())"
+        options = parser().parse_args(shlex.split(directives(path)["ExecStart"])[4:])
         assert (options.command, options.unit, options.config) == ("exec", unit, "/etc/sparkd/sparkd.toml")
 
 

@@ -19,7 +19,6 @@ import json
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparkd.adapters import ran
 from sparkd.adapters.unitfacts import FORCED, Ending
@@ -58,16 +57,15 @@ def launch_path(run_dir: Path, unit: UnitName) -> Path:
     return run_dir / f"launch-{unit}.json"
 
 
-def order_of(launch: Launch) -> dict[str, Any]:
+def text_of(launch: Launch) -> str:
     """Return the order as its file has it."""
-    return dict(_LAUNCH.encode(launch))
+    return json.dumps(_LAUNCH.encode(launch), sort_keys=True)
 
 
 def write_launch(run_dir: Path, launch: Launch) -> None:
     """Replace the unit's order. Raises OSError."""
-    text = json.dumps(order_of(launch), sort_keys=True)
     # The engine's user reads it: there is nothing in it that another may not know.
-    replace_whole(launch_path(run_dir, launch.unit), text.encode(), 0o644)
+    replace_whole(launch_path(run_dir, launch.unit), text_of(launch).encode(), 0o644)
 
 
 def read_launch(run_dir: Path, unit: UnitName) -> Launch | None:

@@ -1,13 +1,16 @@
 """What a service tells systemd: sd_notify(3), datagrams to $NOTIFY_SOCKET. Silent where there is none.
 
 A message is sent or lost, never waited for: what it says is said again by the next one.
+Light to import (the engine's start waits for it): `socket` alone would take longer than all the rest.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Mapping
+import _socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STATUS_MAX = 500
 """Characters of a status; systemctl shows it in one line."""
@@ -50,6 +53,11 @@ class Notifier:
     def _send(self, text: str) -> None:
         if self._address is None:
             return
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
+        way = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+        try:
             way.setblocking(False)
             way.sendto(text.encode(), self._address)
+        except OSError:
+            return
+        finally:
+            way.close()

@@ -5,15 +5,14 @@ order that is the same but for its stamp is run from there, as long as everythin
 unchanged: the configuration's file, the variables that count, sparkd's own code. What is run has the digest
 that the daemon has ordered, here as there. All else is left to `cli.execute`, which also says each refusal.
 
-Every relaunch waits for this: it imports only what is light (no dataclasses, pathlib, argparse).
+Every relaunch waits for this: it imports nothing but `os`, `sys` and what is as light (no json, socket,
+hashlib, dataclasses, pathlib, argparse), so orders are compared as texts, and the note is texts between NULs.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 from sparkd.adapters import ran
 from sparkd.adapters.notify import Notifier
@@ -22,79 +21,100 @@ from sparkd.files import replace_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import NoReturn
 
 OWN_FOLDER = "RUNTIME_DIRECTORY"
 """systemd's name for the unit's own folder, <run_dir>/<unit> (systemd.exec(5), RuntimeDirectory=)."""
 COUNTS = ("SPARKD_", "CREDENTIALS_DIRECTORY")
 SIZE_MAX = 1 << 20
+STAMP = '"stamp": ['
+"""What stands before the stamp in an order (`adapters.launch.text_of`)."""
+END = "]"
+
+
+class Noted:
+    """What an order amounted to: nothing in it can hold a NUL, since it is executed."""
+
+    __slots__ = ("argv", "env", "program", "warnings")
+
+    def __init__(
+        self, program: str, argv: Sequence[str], env: Iterable[tuple[str, str]], warnings: Sequence[str]
+    ) -> None:
+        self.program, self.argv, self.env, self.warnings = program, list(argv), list(env), list(warnings)
 
 
 def run(unit: str, path: str, node: str | None, environ: Mapping[str, str]) -> None:
     """Become the unit's process as the last time; return where that cannot be."""
     try:
-        note = json.loads(_read(f"{environ[OWN_FOLDER]}/rendered"))
+        of, front, back, noted = _parsed(_read(f"{environ[OWN_FOLDER]}/rendered"))
         run_dir = os.path.dirname(environ[OWN_FOLDER])  # noqa: PTH120 - light
-        order = json.loads(_read(f"{run_dir}/launch-{unit}.json"))
-        epoch, generation = order.pop("stamp")
-        if note["of"] != made_of(path, node, environ) or note["order"] != order:
+        stamp = _stamp(_read(f"{run_dir}/launch-{unit}.json"), front, back)
+        if of != made_of(path, node, environ):
             return
-        if epoch < 0 or generation <= ran.parsed(_read(f"{run_dir}/{unit}/ran"))[1]:
+        if stamp[1] <= ran.parsed(_read(f"{run_dir}/{unit}/ran"))[1]:
             return
-        argv, env = list(note["argv"]), [(str(name), str(value)) for name, value in note["env"]]
-        if executed.digest_of([(unit, argv, env)]) != order["digest"] or not os.access(
-            note["program"], os.X_OK
-        ):
+        digest = executed.digest_of([(unit, noted.argv, noted.env)])
+        if not front.startswith(f'{{"digest": "{digest}", ') or not os.access(noted.program, os.X_OK):
             return
-        ran.write(run_dir, unit, (epoch, generation), environ.get("INVOCATION_ID", ""))
-        become(unit, (epoch, generation), note, environ)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        ran.write(run_dir, unit, stamp, environ.get("INVOCATION_ID", ""))
+        become(unit, stamp, noted, environ)
+    except (OSError, ValueError, LookupError):
         return
 
 
-def become(
-    unit: str, stamp: tuple[int, int], note: Mapping[str, Any], environ: Mapping[str, str]
-) -> NoReturn:
+def become(unit: str, stamp: tuple[int, int], noted: Noted, environ: Mapping[str, str]) -> NoReturn:
     """Say that the unit is up, and execute what is noted with the mark of *stamp*. Raises OSError."""
-    for warning in note["warnings"]:
+    for warning in noted.warnings:
         print(f"sparkd exec {unit}: {warning}", file=sys.stderr)
-    env = {str(name): str(value) for name, value in note["env"]}
+    env = dict(noted.env)
     env[executed.STAMP_NAME] = executed.restamped(env[executed.STAMP_NAME], stamp[1])
     notifier = Notifier.of(environ)
     notifier.status(f"generation {stamp[1]} (epoch {stamp[0]})")
     notifier.ready()
-    os.execve(note["program"], list(note["argv"]), env)  # noqa: S606 - becoming the engine is the job
+    os.execve(noted.program, noted.argv, env)  # noqa: S606 - becoming the engine is the job
 
 
-def note_of(
-    order: Mapping[str, Any],
-    program: str,
-    command: Sequence[str],
-    env: Sequence[tuple[str, str]],
-    warnings: Sequence[str],
-) -> dict[str, Any]:
-    """Return what is to be noted of an order (as in its file) and of what it amounts to."""
-    asked = {name: value for name, value in order.items() if name != "stamp"}
-    return {"order": asked, "program": program, "argv": command, "env": env, "warnings": warnings}
-
-
-def remember(note: dict[str, Any], path: str, node: str | None, environ: Mapping[str, str]) -> None:
-    """Keep *note* for the next start; where that cannot be, the next start renders anew."""
+def remember(order: str, noted: Noted, path: str, node: str | None, environ: Mapping[str, str]) -> None:
+    """Keep for the next start what *order*, as its file has it, amounted to; where that cannot be, do not."""
+    front, _, rest = order.partition(STAMP)
+    back = rest.partition(END)[2]
     try:
-        text = json.dumps({**note, "of": made_of(path, node, environ)})
-        replace_whole(f"{environ[OWN_FOLDER]}/rendered", text.encode(), 0o600)
-    except (OSError, LookupError):
+        texts = [made_of(path, node, environ), front, back, noted.program, str(len(noted.argv)), *noted.argv]
+        texts += [str(len(noted.env)), *(text for pair in noted.env for text in pair), *noted.warnings]
+        replace_whole(f"{environ[OWN_FOLDER]}/rendered", "\0".join(texts).encode(), 0o600)
+    except (OSError, LookupError, ValueError):
         return
 
 
-def made_of(path: str, node: str | None, environ: Mapping[str, str]) -> list[Any]:
+def _parsed(note: str) -> tuple[str, str, str, Noted]:
+    """Return of what it was made, the order before and behind its stamp, what is run. Raises ValueError."""
+    of, front, back, program, count, *rest = note.split("\0")
+    argv, (size, *rest) = rest[: int(count)], rest[int(count) :]
+    env, warnings = rest[: 2 * int(size)], rest[2 * int(size) :]
+    return of, front, back, Noted(program, argv, zip(env[::2], env[1::2], strict=True), warnings)
+
+
+def _stamp(order: str, front: str, back: str) -> tuple[int, int]:
+    """Return the order's stamp; it is the noted one in all else. Raises ValueError: it is another."""
+    before, _, rest = order.partition(STAMP)
+    stamp, _, behind = rest.partition(END)
+    epoch, _, generation = stamp.partition(", ")
+    if (before, behind) != (front, back) or not (epoch + generation).isascii():
+        raise ValueError("is another order")
+    if not (epoch.isdecimal() and generation.isdecimal()):
+        raise ValueError("is no stamp")
+    return int(epoch), int(generation)
+
+
+def made_of(path: str, node: str | None, environ: Mapping[str, str]) -> str:
     """Return what a rendering is made of: the file, this node's name, variables, the code. Raises OSError."""
     counting = sorted([name, value] for name, value in environ.items() if name.startswith(COUNTS))
     folder = os.path.dirname(executed.__file__)  # noqa: PTH120 - light
     package = os.path.dirname(folder)  # noqa: PTH120 - light
     code = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".py")]  # noqa: PTH208
     files = [path, *code, f"{package}/releases.py", f"{package}/config/served.py"]
-    return [node, counting, [[file, *_state(file)] for file in files]]
+    return repr([node, counting, [[file, *_state(file)] for file in files]])
 
 
 def _state(path: str) -> list[int]:

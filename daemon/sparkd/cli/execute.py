@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkd.adapters.launch import Launch, LaunchError, order_of, read_launch, read_ran, write_ran
+from sparkd.adapters.launch import Launch, LaunchError, read_launch, read_ran, text_of, write_ran
 from sparkd.adapters.notify import Notifier
 from sparkd.cli import again
 from sparkd.config.refusal import EX_CONFIG, ConfigError
@@ -43,9 +43,9 @@ def execute(unit: UnitName, path: str, node: str | None, environ: Mapping[str, s
         launch, rendered, run_dir = _ordered(unit, path, node, environ)
         program = _program(rendered)
         write_ran(run_dir, unit, launch.stamp, environ.get("INVOCATION_ID", ""))
-        note = again.note_of(order_of(launch), program, rendered.argv, rendered.env, rendered.warnings)
-        again.remember(note, path, node, environ)
-        again.become(unit, (launch.stamp.epoch, launch.stamp.generation), note, environ)
+        noted = again.Noted(program, rendered.argv, rendered.env, rendered.warnings)
+        again.remember(text_of(launch), noted, path, node, environ)
+        again.become(unit, (launch.stamp.epoch, launch.stamp.generation), noted, environ)
     except (RefusedError, ConfigError, LaunchError, OSError, ValueError) as error:
         Notifier.of(environ).status(f"refused: {error}")
         print(f"sparkd exec {unit}: refused: {error}", file=sys.stderr)

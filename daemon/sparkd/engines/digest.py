@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 
-from sparkd.engines.executed import digest_of, sha256_of
+from sparkd.engines.executed import digest_of
 from sparkd.engines.model import EngineSpec, NodeSpec, Rendered
 from sparkd.releases import release
 from sparkd.words import Backend
@@ -51,3 +53,9 @@ def context_of(spec: EngineSpec, nodes: Sequence[NodeSpec], kernel: str, driver:
         }
     )
     return f"{engine[:16]}/{sha256_of(driver)[:16] if driver else '?'}"
+
+
+def sha256_of(value: object) -> str:
+    """Hex SHA-256 over the value's JSON with sorted keys and no blanks."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
+# hashlib loads OpenSSL, which takes longer than all the rest of such a start.
+try:
+    from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]
+except ImportError:
+    try:
+        from _sha256 import sha256  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        from hashlib import sha256
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Executed = tuple[str, Sequence[str], Iterable[Sequence[str]]]
+    """A unit's name, its command, the pairs of its environment."""
 
 STAMP_NAME = "SPARKD_STAMP"
 """The variable that marks every process of a unit."""
 CREDENTIALS = "/run/credentials/"
 """Where systemd puts the credentials of a unit, below its name (systemd.exec(5), LoadCredential=)."""
 
-Executed = tuple[str, Sequence[str], Iterable[Sequence[str]]]
-"""A unit's name, its command, the pairs of its environment."""
-
 
 def digest_of(units: Iterable[Executed]) -> str:
     """Return the digest of what a node would execute, whatever the order of units and variables."""
-    return sha256_of(
-        [
-            (unit, argv, sorted(_told(*pair) for pair in env if pair[0] != STAMP_NAME))
-            for unit, argv, env in sorted(units, key=lambda executed: executed[0])
-        ]
-    )
+    told = [
+        [unit, list(argv), sorted(_told(*pair) for pair in env if pair[0] != STAMP_NAME)]
+        for unit, argv, env in sorted(units, key=lambda executed: executed[0])
+    ]
+    return str(sha256(_text(told).encode("utf-8", "surrogatepass")).hexdigest())
 
 
-def sha256_of(value: object) -> str:
-    """Hex SHA-256 over the value's JSON with sorted keys and no blanks."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _text(value: str | Sequence[object]) -> str:
+    """Return a text that no other value has: every string with its length, every list in brackets."""
+    if isinstance(value, str):
+        return f"{len(value)}:{value}"
+    return f"[{''.join(map(_text, value))}]"  # type: ignore[arg-type] # lists of lists of texts
 
 
 def restamped(value: str, generation: int) -> str:
@@ -37,8 +46,8 @@ def restamped(value: str, generation: int) -> str:
     return f"{front.rpartition('/')[0]}/{generation}/{unit}"
 
 
-def _told(name: str, value: str) -> tuple[str, str]:
+def _told(name: str, value: str) -> list[str]:
     """A credential lies in another directory for each systemd unit; which one it is, is the same."""
     if not value.startswith(CREDENTIALS):
-        return (name, value)
-    return (name, f"credential:{value.removeprefix(CREDENTIALS).partition('/')[2]}")
+        return [name, value]
+    return [name, f"credential:{value.removeprefix(CREDENTIALS).partition('/')[2]}"]

@@ -38,6 +38,7 @@ class Host:
         has_journal: systemd-python is there, by which the daemon reads the engine's output.
         hostname: of the machine, its first label.
         bin_dir: where `sparkd` and `sparkctl` of this package are.
+        python: the Python that runs them.
         bin_hidden: the folder above them that other users may not enter; empty = none.
         users: the accounts that are there.
         files: path -> content, of those that the plan asked for and that are there.
@@ -59,6 +60,7 @@ class Host:
     has_journal: bool = True
     hostname: str = ""
     bin_dir: str = "/opt/sparkd/bin"
+    python: str = "/opt/sparkd/bin/python3"
     bin_hidden: str = ""
     users: frozenset[str] = frozenset()
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)

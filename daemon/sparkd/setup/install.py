@@ -98,7 +98,8 @@ def wanted_files(package: Package, host: Host, user: str) -> list[File]:
     for place in (*places.unit_places(package.units), *places.FIXED):
         if place.needs and place.needs not in host.present:
             continue
-        text = package.texts[place.source].replace(f"{places.SHIPPED_BIN}/", f"{host.bin_dir}/")
+        text = package.texts[place.source].replace(places.SHIPPED_PYTHON, host.python)
+        text = text.replace(f"{places.SHIPPED_BIN}/", f"{host.bin_dir}/")
         if place.target == places.TMPFILES:
             text = for_engine_user(text, user)
         found.append(File(place, text.encode()))

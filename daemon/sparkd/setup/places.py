@@ -28,6 +28,7 @@ WATCHDOG = "/etc/systemd/system.conf.d/sparkd-watchdog.conf"
 WATCHDOG_DEVICE = "/dev/watchdog0"
 # The programs' folder as the units name it; the real one takes its place.
 SHIPPED_BIN = "/opt/sparkd/bin"
+SHIPPED_PYTHON = f"{SHIPPED_BIN}/python3"
 # What --purge removes beside the configuration. The defaults alone: a configuration could name any folder.
 STATE_DIRS = (
     "/var/lib/sparkd",

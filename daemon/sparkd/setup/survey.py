@@ -54,6 +54,7 @@ def survey(package: Package, root: str = "/", node: str | None = None) -> Host:
         has_journal=not live or find_spec("systemd") is not None,
         hostname=hostname,
         bin_dir=bin_dir,
+        python=sys.executable if live else places.SHIPPED_PYTHON,
         bin_hidden=(_hidden(bin_dir) or _hidden(os.path.realpath(sys.executable))) if live else "",
         users=_users(root),
         files=files,
