@@ -42,6 +42,7 @@ def test_an_incident_can_be_asked_for_by_its_number_and_cause(sent) -> None:
     assert entry["MESSAGE"].startswith("incident_closed ")
     assert "cause='ray_memory_monitor'" in entry["MESSAGE"]
     assert "SPARKD_NEEDS" not in entry
+    assert entry["CODE_FUNC"], "without one the library reads every file of the stack, for each line"
 
 
 def test_a_phase_carries_its_fields(sent) -> None:

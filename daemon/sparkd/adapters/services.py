@@ -148,10 +148,12 @@ class Services:
         if not self._bus.is_up:
             return True
         try:
-            facts = await self.facts(unit)
+            (listed,) = await self._bus.manager("ListUnitsByNames", "as", [service(unit)])
         except OSError:
             return True
-        return facts.active_state in {"inactive", "failed"} and not facts.job_id
+        # Name, text, load, active, sub, followed, path, job, ...: a tenth of what all properties take.
+        states = [(active, job) for _, _, _, active, _, _, _, job, *_ in listed]
+        return all(active in {"inactive", "failed"} and not job for active, job in states)
 
     async def leaving(self) -> bool:
         """Whether the system is stopping, or sparkd.target was stopped. Raises OSError."""

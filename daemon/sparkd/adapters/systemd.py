@@ -190,7 +190,9 @@ class Systemd:
 
     async def _bring_up(self, watch: Watch) -> None:
         """Have systemd start it, and wait until `sparkd exec` has become the engine or has refused."""
+        over = self._services.jobs[watch.unit]
         await self._services.enqueue_start(watch.unit)
+        await soon(over, LOOK_EVERY_S)  # systemd answers a question before it runs what is enqueued
         over = self._services.jobs[watch.unit]
         while (facts := await self._services.facts(watch.unit)).job_id:
             await soon(over, LOOK_EVERY_S)

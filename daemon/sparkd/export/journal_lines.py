@@ -48,7 +48,9 @@ class JournalLines(logging.Handler):
         """Send one line; what cannot be sent is told as logging tells it, and nothing else suffers."""
         try:
             text, fields = entry_of(record)
-            self._send(text, PRIORITY=str(priority_of(record.levelno)), SYSLOG_IDENTIFIER="sparkd", **fields)
+            fields["PRIORITY"] = str(priority_of(record.levelno))
+            # Where no function is given it is looked for in the stack, and in each file of it: milliseconds.
+            self._send(text, SYSLOG_IDENTIFIER="sparkd", CODE_FUNC=record.funcName or "", **fields)
         except OSError:
             self.handleError(record)
 
