@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -27,7 +28,8 @@ from sparkd.core.records import (
 )
 from sparkd.sizing.model import Learned
 from sparkd.store.disk import DiskStore
-from sparkd.store.history import Retention
+from sparkd.store.history import History, Retention
+from sparkd.store.stamp import StampFile
 from sparkd.words import EngineMemory, Phase, Settings, Sizes, Stamp
 from standin.wait import until
 from store.lives import ASKED, LOWERED, WHY, life, opened
@@ -60,6 +62,23 @@ async def nothing(_):
 async def live(disk, number=7):
     for records in life(number):
         await disk.append(records)
+
+
+def test_neither_file_waits_for_the_others_disk(tmp_path, monkeypatch):
+    """A start waits for both: each is begun before the other is done."""
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+
+    def beside(write):
+        def written(self, *arguments):
+            both.wait()
+            return write(self, *arguments)
+
+        return written
+
+    for kind in (StampFile, History):
+        monkeypatch.setattr(kind, "write", beside(kind.write))
+    appended(tmp_path, StampAdvanced(Stamp(2, 3)))
+    assert remembered_in(tmp_path, "").seen == Stamp(2, 3)
 
 
 def test_an_empty_directory_remembers_nothing(tmp_path):

@@ -22,7 +22,7 @@ _FAILURES = (OSError, sqlite3.Error)
 
 
 class DiskStore:
-    """Stamp file and history of one state directory. All disk work after `load` is in one thread.
+    """Stamp file and history of one state directory: each in a thread after `load`.
 
     Attributes:
         view: the history as people read it.
@@ -54,6 +54,7 @@ class DiskStore:
         self._wall = wall
         self._retry_s = retry_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._stamp_thread = ThreadPoolExecutor(1, thread_name_prefix="stamp")
         self.view = HistoryView(self._history, self._thread)
         self._log = structlog.get_logger("sparkd.store")
         self._owed = NO_STAMP
@@ -63,7 +64,7 @@ class DiskStore:
     @property
     def trouble(self) -> str:
         """What does not work now (a full disk, for one), for status and metrics; empty where all does."""
-        return "; ".join(self._trouble.values())
+        return "; ".join(list(self._trouble.values()))
 
     @property
     def queued(self) -> int:
@@ -92,7 +93,7 @@ class DiskStore:
             return
         rows = self._history.rows(records, self._wall(), self._asked)
         seen = max((record.seen for record in records if isinstance(record, StampAdvanced)), default=NO_STAMP)
-        await self._in_thread(partial(self._write, seen, rows))
+        await self._write(seen, rows)
         if self._trouble and self._retrying is None:
             self._retrying = asyncio.create_task(self._retry(), name="store retry")
 
@@ -101,7 +102,8 @@ class DiskStore:
         if self._retrying is not None:
             self._retrying.cancel()
         if self._trouble:
-            await self._in_thread(partial(self._write, NO_STAMP, []))
+            await self._write(NO_STAMP, [])
+        self._stamp_thread.shutdown()
         self._stamps.close()
         self._history.close()
         self._thread.shutdown()
@@ -126,9 +128,16 @@ class DiskStore:
             self._log.warning("stamp_damaged", note=loaded.note, highest_in_history=str(recalled.highest))
         return max(loaded.stamp, recalled.highest)
 
-    def _write(self, seen: Stamp, rows: Sequence[Row]) -> None:
+    async def _write(self, seen: Stamp, rows: Sequence[Row]) -> None:
+        """Return when both are on disk, whichever is first: what is read back is the higher of the two."""
         self._owed = max(self._owed, seen)
-        self._attempt("stamp", partial(self._stamps.write, self._owed))
+        run, stamp = asyncio.get_running_loop().run_in_executor, partial(self._stamps.write, self._owed)
+        await asyncio.gather(
+            run(self._stamp_thread, self._attempt, "stamp", stamp),
+            run(self._thread, self._write_history, rows),
+        )
+
+    def _write_history(self, rows: Sequence[Row]) -> None:
         self._attempt("history", partial(self._history.write, rows))
         note = self._history.take_note()
         if note:
@@ -151,8 +160,5 @@ class DiskStore:
     async def _retry(self) -> None:
         while self._trouble:
             await asyncio.sleep(self._retry_s)
-            await self._in_thread(partial(self._write, NO_STAMP, []))
+            await self._write(NO_STAMP, [])
         self._retrying = None
-
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, work)
