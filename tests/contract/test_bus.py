@@ -99,6 +99,29 @@ def test_two_nodes_exchange_everything(run) -> None:
     run(test)
 
 
+def test_its_own_words_that_the_broker_brings_back_are_not_read(run, monkeypatch) -> None:
+    """It listens to its own name for another one under it; what it has sent itself costs nothing."""
+
+    async def test(broker: Broker) -> None:
+        async with head(broker.port) as one, worker(broker.port) as two:
+            await one.connected()
+            read = one.bus._decoder.decode
+            topics: list[str] = []
+
+            def decode(topic: str, *rest):
+                topics.append(topic)
+                return read(topic, *rest)
+
+            monkeypatch.setattr(one.bus._decoder, "decode", decode)
+            await one.bus.publish(HEAD_STATUS)
+            await two.until(StatusReceived)
+            await two.bus.publish(STATUS)  # behind the other one's, on its way to both
+            await one.until(StatusReceived)
+            assert {topic.split("/")[-2] for topic in topics} == {WORKER}
+
+    run(test)
+
+
 def test_retained_messages_are_marked(run) -> None:
     """Who connects later hears the levels, and knows that they are old; reports and telemetry are gone."""
 

@@ -248,8 +248,8 @@ class MqttBus:
             self._take(str(message.topic), message.payload, retained=bool(message.retain))
 
     def _take(self, topic: str, payload: object, *, retained: bool) -> None:
-        if payload == b"" and not retained:
-            return  # somebody cleared a retained message
+        if self._sender.is_echo(payload) or (payload == b"" and not retained):
+            return  # our own word, or somebody cleared a retained message
         try:
             received = self._decoder.decode(topic, cast("bytes", payload), self._clock.now())
         except WireError as refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ class Sender:
         self._drops, self._node = drops, node
         self._client: aiomqtt.Client | None = None
         self._on_the_way: dict[Waiting, asyncio.Task[None]] = {}
+        self._sent: deque[bytes] = deque(maxlen=2 * SENT_MAX)
         self._broken: asyncio.Future[aiomqtt.MqttError] | None = None
 
     async def run(self, client: aiomqtt.Client) -> None:
@@ -54,6 +56,10 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def is_echo(self, payload: object) -> bool:
+        """Whether this session has sent just that: who listens for others of his name hears himself."""
+        return payload in self._sent
+
     def send(self) -> None:
         """Send what waits, where there is a session: before the loop does anything else."""
         while self._client is not None and len(self._on_the_way) < SENT_MAX:
@@ -66,6 +72,7 @@ class Sender:
                 self._drops.count(kind_of(waiting.message), refused.reason, self._node, refused)
                 self._outbox.done(waiting)
                 continue
+            self._sent.append(sealed.payload)
             publish = self._publish(self._client, sealed, waiting)
             self._on_the_way[waiting] = asyncio.create_task(publish, name="mqtt-publish")
 
