@@ -30,6 +30,8 @@ STALL_S = 2.0
 """Turns further apart than TURN_S + STALL_S are a stall of this daemon."""
 STORE_PATIENCE_S = 2.0
 """Longest wait for records to be durable before the step's commands run all the same."""
+BEGUN_TURNS = 2
+"""Turns of the event loop until a command is on its way: its own task, and the one that sends for it."""
 BATCH_MAX = 1000
 """Events that one step takes at most."""
 QUEUE_MAX = 20_000
@@ -139,7 +141,7 @@ class Loop:
         self._stepped(self._clock.now() - begun_s, begun_s - due_s)
 
     async def _commit(self, result: Step) -> None:
-        """Durable before done: records first, then whoever watches, then the effects.
+        """Durable before done: records first, then the effects, and when they are begun whoever watches.
 
         What only ends things does not wait for the disk: it is slow just when a node runs out of memory,
         and a fence is derived again from what is observed.
@@ -149,9 +151,11 @@ class Loop:
                 await self._persist(result.records)
             else:
                 self._persist_later(result.records)
-        self._observe(result.state, result.records, self._clock.now())
         for command in result.commands:
             self._execute(command)
+        for _ in range(BEGUN_TURNS if result.commands else 0):
+            await asyncio.sleep(0)
+        self._observe(result.state, result.records, self._clock.now())
 
     def _persist_later(self, records: Sequence[Record]) -> None:
         """The store writes in the order in which it was asked."""
