@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable
 from signal import Signals
 
@@ -34,6 +35,10 @@ EMPTY_EVERY_S = 0.05
 KILL_DEADLINE_S = 5.0
 # SIGKILL is repeated: who forks while being killed is caught only so.
 KILL_EVERY_S = 0.25
+# systemd's answers that say that there is no such unit to start.
+NOT_LOADED = frozenset(
+    f"{SERVICE}.{name}" for name in ("NoSuchUnit", "LoadFailed", "BadUnitSetting", "UnitMasked")
+)
 # systemd's answers that say that there was nobody to kill.
 NOBODY = frozenset({f"{SERVICE}.NoSuchUnit", f"{SERVICE}.NoSuchProcess"})
 
@@ -41,6 +46,11 @@ NOBODY = frozenset({f"{SERVICE}.NoSuchUnit", f"{SERVICE}.NoSuchProcess"})
 def service(unit: UnitName) -> str:
     """Return the name of the systemd unit."""
     return f"sparkd-{unit}.service"
+
+
+def group_in(facts: Facts, unit: UnitName) -> str:
+    """Return the unit's control group by what systemd says, also of one that it holds for ended."""
+    return facts.group or group_of(facts.slice or SLICE, service(unit))
 
 
 def _rules() -> tuple[str, ...]:
@@ -73,6 +83,7 @@ class Services:
         self._told = {unit: asyncio.Event() for unit in UnitName}
         self.jobs = {unit: asyncio.Event() for unit in UnitName}
         self._asked: dict[UnitName, asyncio.Task[Facts]] = {}
+        self._seen: dict[UnitName, Facts] = {}
 
     async def facts(self, unit: UnitName) -> Facts:
         """Return what systemd says of the unit now. Raises OSError.
@@ -82,19 +93,26 @@ class Services:
         asked = self._asked.get(unit)
         if asked is None or asked.done():
             asked = self._asked[unit] = asyncio.create_task(_facts(self._bus, unit), name=f"facts-{unit}")
-        return await asyncio.shield(asked)
+        facts = self._seen[unit] = await asyncio.shield(asked)
+        return facts
 
-    def group(self, facts: Facts, unit: UnitName) -> str:
-        """Return the unit's control group, also of one that systemd holds for ended."""
-        return facts.group or group_of(facts.slice or SLICE, service(unit))
+    async def group(self, unit: UnitName) -> str:
+        """Return the control group as systemd said it last: all that was seen ran there. Raises OSError."""
+        return group_in(self._seen.get(unit) or await self.facts(unit), unit)
 
     def pids(self, group: str) -> tuple[int, ...]:
         """Return the processes of a group. Raises OSError where nobody can say."""
         return self._groups.pids(group)
 
     async def enqueue_start(self, unit: UnitName) -> None:
-        """Have systemd start the unit; refused where another job for it waits. Raises OSError."""
-        await self._bus.manager("StartUnit", "ss", service(unit), "fail")
+        """Have systemd start the unit; refused where a job to stop it waits. Raises OSError."""
+        try:
+            await self._bus.manager("StartUnit", "ss", service(unit), "fail")
+        except RefusedError as error:
+            if error.name not in NOT_LOADED:
+                raise
+            text = f"systemd has no {service(unit)}: type sudo sparkctl install ({error.strerror})"
+            raise OSError(errno.ENOENT, text) from error
 
     async def end(
         self, unit: UnitName, group: str, grace_s: float, kill_deadline_s: float, *, told: bool = False

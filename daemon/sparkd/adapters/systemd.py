@@ -31,7 +31,7 @@ from sparkd.adapters.launch import (
     write_launch,
 )
 from sparkd.adapters.proctree import read_name
-from sparkd.adapters.services import KILL_DEADLINE_S, Services, service, soon
+from sparkd.adapters.services import KILL_DEADLINE_S, Services, group_in, service, soon
 from sparkd.adapters.unitfacts import Ending, Facts, ending_of
 from sparkd.adapters.unitwatch import LOOK_EVERY_S, Follower, Watch
 from sparkd.core.events import (
@@ -95,12 +95,9 @@ class Systemd:
                 raise OSError(errno.EEXIST, f"{unit} of generation {generation} has been started before")
             self._emit(UnitStarted(unit, generation, watch.pid))
             return
-        facts = await self._services.facts(unit)
-        watch = Watch(unit, rendered.stamp, self._services.group(facts, unit))
-        if not facts.loaded:
-            raise OSError(errno.ENOENT, f"systemd has no {service(unit)}: type sudo sparkctl install")
+        watch = Watch(unit, rendered.stamp, await self._services.group(unit))
         before = self._watches.get(unit)
-        if self._services.pids(watch.group) or facts.job_id or (before and not before.emptied.is_set()):
+        if self._services.pids(watch.group) or (before and not before.emptied.is_set()):
             raise OSError(errno.EBUSY, f"an earlier {unit} is not empty")
         write_launch(self._run_dir, Launch(unit, watch.stamp, rendered.settings, node_digest((rendered,))))
         self._watches[unit] = watch
@@ -122,7 +119,7 @@ class Systemd:
             await asyncio.wait(self._abandoned)
         watch = self._watches.get(unit)
         if watch is None or watch.stamp.generation < generation:
-            group = self._services.group(await self._services.facts(unit), unit)
+            group = group_in(await self._services.facts(unit), unit)
             watch = Watch(unit, Stamp(0, generation), group)
         if watch.stamp.generation > generation or watch.emptied.is_set():
             self._emit(UnitEmptied(unit, generation))
@@ -157,7 +154,7 @@ class Systemd:
         for unit in reversed(UnitName):
             watch = self._watches.get(unit)
             facts = await self._services.facts(unit)
-            group = self._services.group(facts, unit)
+            group = group_in(facts, unit)
             if watch and not watch.emptied.is_set():
                 continue
             launch, lives = self._ordered(unit), bool(self._services.pids(group))
@@ -203,6 +200,7 @@ class Systemd:
             number = errno.ENOEXEC if facts.main_status == EXIT_EXEC else errno.EIO
             raise OSError(number, f"{service(watch.unit)}: {why}")
         watch.invocation, watch.pid = invocation, facts.exec_pid
+        watch.group = group_in(facts, watch.unit)
 
     def _take_over(self, watch: Watch) -> None:
         """Follow what an earlier daemon started."""
