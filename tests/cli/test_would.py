@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli.would import would
+from sparkd.cli.would import GOES_ON, would
 from sparkd.signals.causes import CAUSES
 from sparkd.signals.model import Diagnosis, Quantity
+from sparkd.words import Phase
 
 RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
 DOES = dict(
@@ -51,3 +52,10 @@ def test_the_runbook_says_what_sparkd_would_do(cause: str) -> None:
     assert bool(sparkd) == bool(meant)
     assert sparkd or person or cause in {"none", "clean_shutdown"}
     assert DOES[cause].startswith("Stops and asks at once") <= CAUSES[cause].permanent
+
+
+def test_of_a_request_that_a_serving_engine_refuses_nothing_follows() -> None:
+    told = Diagnosis("tokenizer_or_template_error", Phase.SERVING, None, False, 0.6, "why", advice="template")
+    assert would(told) == (GOES_ON, "template")
+    started = Diagnosis("tokenizer_or_template_error", Phase.RESOLVING_CONFIG, None, False, 0.95, "why")
+    assert would(started)[0] == ""

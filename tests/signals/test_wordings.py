@@ -3,6 +3,8 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sparkd.cli.reading import Diagnoser
@@ -298,3 +300,35 @@ def test_a_wait_that_is_all_that_is_shown_is_neither_a_hang_nor_nothing() -> Non
     assert (found.cause, found.candidates[0]) == ("unknown", "engine_hang")
     assert cause_of(wait, wait) == "engine_hang"
     assert cause_of(SERVES, wait) == "none"
+
+
+def ras(*, unresponsive: bool, dead: bool, **form: int) -> list[str]:
+    """Return what NCCL tells of two ranks of which one is missing, or of both."""
+    lost = unresponsive or dead
+    ranks = [{"rank": n, "host": f"10.77.0.{n}", "pid": 7, "cuda_dev": 0, "nvml_dev": 0} for n in range(2)]
+    status = {"unresponsive": unresponsive, "considered_dead": dead}
+    told = {
+        "hash": "0xa1",
+        "secondary_hash": "0xb1:0xc1",
+        "size": 2,
+        "ranks_count": 2 - lost,
+        "missing_ranks_count": int(lost),
+        "ranks": ranks[: 2 - lost],
+        "missing_ranks": [{**ranks[1], "status": status}] * lost,
+    }
+    whole = {"nccl_version": "2.29.1", "communicators_count": 1, "communicators": [told]}
+    return json.dumps(whole, **form).splitlines()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [{}, {"indent": 2}], ids=["one line", "indented"])
+def test_nccls_own_health_is_understood_as_json(form: dict[str, int]) -> None:
+    assert cause_of(*ras(unresponsive=False, dead=True, **form)) == "peer_lost"
+    assert cause_of(*ras(unresponsive=True, dead=False, **form)) == "nccl_timeout"
+    healthy = DIAGNOSER.log(ras(unresponsive=False, dead=False, **form)).diagnosis
+    assert healthy.cause == "none"
+
+
+def test_of_two_brackets_in_a_row_one_is_made() -> None:
+    line = "(Worker_TP0 pid=905) ERROR 11-30 04:00:00 [x.py:1] ValueError: Free memory on device (18.52/119.7 GiB) on startup is less than desired GPU memory utilization (0.9, 107.7 GiB)."
+    told = DIAGNOSER.lines([line]).diagnosis.explanation
+    assert told.endswith("(rank 0, 18.52 of 119.70 GiB free, 107.70 GiB wanted)")

@@ -29,12 +29,14 @@ _FENCE = "```"
 _HEADING = re.compile(r"#{1,6} +\S")
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)")
 # How other engines write (Go's logfmt, llama.cpp, SGLang): their logs are read for what they share with ours;
-# and what kubectl tells of a container's end.
+# what kubectl tells of a container's end, and what NCCL tells who asks after its health for JSON.
 _OTHER_ENGINES = re.compile(
     r"time=\S+ level=[A-Z]+ |\[GIN\] \d{4}/\d\d/\d\d - |(?:srv|slot) +\w+: |(?:llama|ggml)_\w+: "
     r"|(?:\[[^\]]*\] )?\[(?:TRT-LLM|TensorRT-LLM)\]"
     r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]{2}\d{1,3}){1,3}\] "
     r"| +Exit Code: +\d"
+    r"|[\s{]*\"(?:nccl_version|communicators(?:_count)?|secondary_hash|missing_ranks(?:_count)?|cuda_dev"
+    r"|nvml_dev|collective_counts|considered_dead|unresponsive)\": ?"
 )
 # A talk with a model, as a client prints or keeps it: who speaks.
 _ASKS = re.compile(

@@ -100,6 +100,7 @@ _OF_THE_NODE = MappingProxyType(
 # Causes of which it is told how long they lasted.
 _LASTS = frozenset({"c10d_connect_timeout", "engine_hang", "ray_gcs_unreachable"})
 WORDS_CHARS = 160
+_RANK_LAST = re.compile(r"\(rank \d+\)$")
 # What stands before the words of a refused option says only that it was checked.
 _CHECKED = re.compile(
     r"^(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w+ +(?:Value|Assertion) error, "
@@ -124,10 +125,17 @@ def explain(root: Signal, phase: Phase | None, node: str | None, kv_cache_bytes:
         words.append(_DURING[phase])
     told = " ".join(words) + mark + untold
     clause = _CLAUSES.get(root.cause, _words)(root)
-    text = f"{node}: " * bool(node) + f"{told} {clause}".rstrip()
+    text = f"{node}: " * bool(node) + _joined(told, clause)
     if kv_cache_bytes is not None and root.cause in _OF_MEMORY:
         text += f"; {kv_cache_bytes / GIB:.1f} GiB of KV cache was already allocated"
     return text
+
+
+def _joined(told: str, clause: str) -> str:
+    """Return what happened with its clause; of two brackets in a row one is made."""
+    if clause.startswith("(") and _RANK_LAST.search(told):
+        return f"{told[:-1]}, {clause[1:]}"
+    return f"{told} {clause}".rstrip()
 
 
 def explain_exit(node: str, unit: str, how: str, phase: Phase | None) -> str:
