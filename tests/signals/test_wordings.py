@@ -16,6 +16,16 @@ LATER = "(APIServer pid=700) INFO 11-30 04:03:00 [x.py:1] GPU KV cache size: 1,2
 SERVES = "(APIServer pid=700) INFO:     Application startup complete."
 DEAD = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 WORDS = {
+    "kv_cache_too_small": [
+        "RuntimeError: Not enough memory. Please try increasing --mem-fraction-static. Current value: 0.8",
+    ],
+    "no_cuda_device": [
+        "docker: Error response from daemon: failed to discover GPU vendor from CDI: no known GPU vendor found",
+    ],
+    "weights_missing_or_corrupt": [
+        "ValueError: No supported config format found in /srv/models/m.",
+        "llama_model_load: error loading model: tensor 'blk.3.ffn_up.weight' data is not within the file bounds, model is corrupted or incomplete",
+    ],
     "bad_cli_argument": [
         "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at the same time",
         "ValueError: --api-server-count=2 cannot be used with --headless",
@@ -40,6 +50,9 @@ WORDS = {
         "ImportError: This modeling file requires transformers>=4.57",
     ],
     "missing_python_dependency": [
+        "ImportError: Please install vllm[audio] for audio support.",
+        "ImportError: Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install -U bitsandbytes>=0.46.1`",
+        "ValueError: Unable to load Ray: No module named 'ray'. Ray is required for multi-node inference, please install Ray with `pip install ray`.",
         "RuntimeError: Sparse Attention Indexer CUDA op requires DeepGEMM",
         "RuntimeError: Sparse Attention Indexer CUDA op requires DeepGEMM support",
         "RuntimeError: DeepGEMM backend is not available or outdated. Please install or update the `deep_gemm` package.",
@@ -50,6 +63,7 @@ WORDS = {
         "NotImplementedError: No compressed-tensors compatible scheme was found.",
     ],
     "compile_toolchain_missing": [
+        "AssertionError: libcuda.so cannot found! Possible files are located at ['/usr/lib/libcuda.so.1'].",
         "/usr/bin/ld: cannot find -lcuda: No such file or directory",
         "cannot find -lcuda: No such file or directory",
         "ld.lld: error: unable to find library -lcudart",
@@ -78,7 +92,8 @@ WORDS = {
         "ValueError: Current node has no GPU available. current_node_resource={'CPU': 20.0}."
     ],
     "driver_library_mismatch": [
-        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update your driver"
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update your driver",
     ],
     "os_resource_limit": [
         "RuntimeError: unable to open shared memory object </torch_811_3> in read-write mode: Too many open files (24)",
@@ -332,3 +347,9 @@ def test_of_two_brackets_in_a_row_one_is_made() -> None:
     line = "(Worker_TP0 pid=905) ERROR 11-30 04:00:00 [x.py:1] ValueError: Free memory on device (18.52/119.7 GiB) on startup is less than desired GPU memory utilization (0.9, 107.7 GiB)."
     told = DIAGNOSER.lines([line]).diagnosis.explanation
     assert told.endswith("(rank 0, 18.52 of 119.70 GiB free, 107.70 GiB wanted)")
+
+
+@pytest.mark.parametrize(("code", "cause"), [(-11, "worker_process_died"), (1, "engine_dead_unspecified")])
+def test_sglangs_scheduler_that_a_signal_ended(code: int, cause: str) -> None:
+    line = f"[2026-11-30 04:49:51] Rank 0 scheduler is dead. Please check if there are relevant logs. Exit code: {code}"
+    assert cause_of(line) == cause
