@@ -113,6 +113,19 @@ def test_the_configuration_asks(run, model, tmp_path) -> None:
     assert "not worked out, and they change the memory: --cpu-offload-gb" in out
 
 
+@pytest.mark.parametrize("engine", ['device = "cpu"\n', '[engine.vllm]\nversion = "0.32.0+cpu"\n'])
+def test_the_cpu_build_is_known_by_its_device_or_its_version(engine, run, model, tmp_path) -> None:
+    """Its memory is the node's, also where the GPUs of this cluster would have their own."""
+    path = config(tmp_path, model, f"{engine}[recovery]\nunified_memory = false\n")
+    node = ("--node-memory", "64GiB", "--node-available", "60GiB", "--set", "gpu_memory_utilization=0.7")
+    status, out, _ = run("--config", path, *node)
+    assert status == 0 and "the CPU build" in out
+    phases = json.loads(run("--config", path, *node, "--json")[1])["phases"]
+    parts = {part["name"]: part["bytes"] for part in phases[-1]["parts"]}
+    assert parts["vLLM's processes"] == 1215 << 20
+    assert not [name for name in parts if "CUDA" in name]
+
+
 def test_keys_that_are_not_worked_out_are_named(run, model, tmp_path) -> None:
     path = config(tmp_path, model, 'device = "cpu"\ngpus_per_node = 2\n')
     out = run("--config", path, *SPARK)[1]

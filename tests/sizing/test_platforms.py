@@ -73,6 +73,7 @@ def test_the_cpu_build_has_no_device_and_gives_a_step_back() -> None:
     ]
     assert "a step" not in names(request, Phase.ALLOCATING_KV_CACHE)
     assert Phase.PROFILING not in needed(request) and not tries_a_step(request)
+    assert not tries_a_step(asked(replace(PINNED, kv_cache_bytes=None)))
     compiled = asked(replace(PINNED, cudagraph=CudaGraph.FULL))
     assert Phase.PROFILING in needed(compiled) and Phase.CAPTURING_GRAPHS not in needed(compiled)
     assert "a step" in names(asked(layout=Layout()), Phase.ALLOCATING_KV_CACHE), "a GPU's allocator keeps it"

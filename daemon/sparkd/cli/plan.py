@@ -20,14 +20,13 @@ from sparkd.cli.client import demo_config
 from sparkd.cli.layout import safe
 from sparkd.cli.plan_learned import learned_of
 from sparkd.cli.plan_text import document, plan_text
-from sparkd.config.asked import Asked, layout_of, read_asked, sizing_options
+from sparkd.config.asked import Asked, layout_of, on_cpu, read_asked, sizing_options
 from sparkd.config.errors import suggestion
 from sparkd.config.forms import parse_bytes
 from sparkd.config.model import DELIMITER
 from sparkd.config.refusal import ConfigError
 from sparkd.config.served import PREFIX
 from sparkd.config.sources import variables
-from sparkd.engines.model import Device
 from sparkd.sizing.advice import plan_for
 from sparkd.sizing.model import Learned, Node, Request
 from sparkd.sizing.verdict import Outcome
@@ -123,7 +122,7 @@ def _as_given(lines: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
 
 def _node(asked: Asked, options: argparse.Namespace) -> Node:
     total, available = _bytes(options, "node_memory"), _bytes(options, "node_available")
-    pooled = asked.unified_memory or asked.engine.device is Device.CPU
+    pooled = asked.unified_memory or on_cpu(asked.engine)
     if total is None and not pooled:
         raise PlanError("recovery.unified_memory is false: give the memory of one GPU, --node-memory 80GiB")
     if total is None:

@@ -39,6 +39,7 @@ def _head(folder: Path, request: Request, asked: Judged) -> list[str]:
     checkpoint, layout = request.checkpoint, request.layout
     method = str(checkpoint.scheme.get("quant_method", "")) or "not quantised"
     node, version = request.node, layout.vllm_version or "of unknown version"
+    version += ", the CPU build" if layout.cpu else ""
     free = "free: not given" if node.available_bytes is None else f"{gib(node.available_bytes)} available"
     files = len(checkpoint.file_bytes)
     spread = f"tp {layout.tensor_parallel}" + (

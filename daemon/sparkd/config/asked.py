@@ -64,6 +64,11 @@ def read_asked(path: str | None, environ: Mapping[str, str]) -> Asked:
     )
 
 
+def on_cpu(engine: EngineSpec) -> bool:
+    """Return whether the engine is the CPU build: as configured, or as its version names itself."""
+    return engine.device is Device.CPU or engine.vllm_version.endswith("+cpu")
+
+
 def layout_of(engine: EngineSpec) -> Layout:
     """Return how the engine's ranks are spread, as sizing asks it."""
     return Layout(
@@ -71,7 +76,7 @@ def layout_of(engine: EngineSpec) -> Layout:
         pipeline_parallel=engine.pipeline_parallel,
         backend=engine.backend,
         vllm_version=engine.vllm_version,
-        cpu=engine.device is Device.CPU,
+        cpu=on_cpu(engine),
     )
 
 
@@ -79,7 +84,7 @@ def sizing_options(engine: EngineSpec, *, unified_memory: bool) -> Options:
     """Return what is asked beside the settings, with the keys of its own that are not worked out."""
     options = options_of(engine.extra_args, dict(engine.env))
     more = []
-    pooled = unified_memory or engine.device is Device.CPU
+    pooled = unified_memory or on_cpu(engine)
     if pooled and engine.gpus_per_node > 1:
         more.append(f"engine.gpus_per_node = {engine.gpus_per_node}")
     return replace(options, unknown=(*options.unknown, *more))

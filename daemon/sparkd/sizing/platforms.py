@@ -8,8 +8,8 @@ graphs; its processes are lighter, and what a step took goes back to the system.
 Read in vLLM 0.32: v1/worker/gpu_worker.py and utils/mem_utils.py; v1/worker/cpu_worker.py and
 platforms/cpu.py for the CPU build: the share is compared with what is free only where the cache is not
 pinned; the cache is then the share less what the worker's process has resident, its libraries' pages among
-it; without compiling and with a pinned cache no step is tried before the first request. Its activations are
-PyTorch's own functions, one after the other (model_executor/layers/activation.py, forward_native).
+it; a step is tried before the first request only in order to compile (cpu_model_runner.py). Its activations
+are PyTorch's own functions, one after the other (model_executor/layers/activation.py, forward_native).
 """
 
 from __future__ import annotations
@@ -77,6 +77,5 @@ def platform_of(request: Request) -> Platform:
 
 
 def tries_a_step(request: Request) -> bool:
-    """Whether vLLM runs a whole step before it allocates the cache."""
-    eager = request.settings.cudagraph is CudaGraph.NONE
-    return not (request.layout.cpu and eager and request.settings.kv_cache_bytes is not None)
+    """Whether a whole step is run before the cache is allocated: the CPU build does so only to compile."""
+    return not (request.layout.cpu and request.settings.cudagraph is CudaGraph.NONE)
