@@ -51,7 +51,12 @@ def test_the_three_platforms() -> None:
 
 @pytest.mark.parametrize(
     ("model", "kv_mib", "tokens", "measured"),
-    [((28, 10624), 256, 2048, (1216, 1248, 1697)), ((28, 10624), 1024, 4096, (1216, 1248, 2620))],
+    [
+        ((28, 10624), 256, 2048, (1216, 1248, 1697)),
+        ((28, 10624), 1024, 4096, (1216, 1248, 2620)),
+        ((264, 65280), 256, 512, (1216, 1484, 2014)),
+        ((264, 65280), 1024, 1024, (1216, 1484, 3035)),
+    ],
 )
 def test_the_cpu_build_holds_what_was_measured_of_it(model, kv_mib, tokens, measured) -> None:
     """In MiB, of the real vLLM 0.32 in a control group of its own, one rank, every step filled."""
