@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from sparkd.engines.lines import PHASE_TEXTS, read_line
+from sparkd.engines.lines import OTHER_TEXTS, PHASE_TEXTS, read_line
 from sparkd.engines.model import LineFact
 from sparkd.words import GIB, Phase, Sizes
 
@@ -111,7 +111,7 @@ def test_says_nothing(text):
 
 
 def test_table_has_no_text_twice():
-    texts = [text for text, _ in PHASE_TEXTS]
+    texts = [text for text, _ in (*PHASE_TEXTS, *OTHER_TEXTS)]
     assert len(set(texts)) == len(texts)
 
 

@@ -353,3 +353,23 @@ def test_of_two_brackets_in_a_row_one_is_made() -> None:
 def test_sglangs_scheduler_that_a_signal_ended(code: int, cause: str) -> None:
     line = f"[2026-11-30 04:49:51] Rank 0 scheduler is dead. Please check if there are relevant logs. Exit code: {code}"
     assert cause_of(line) == cause
+
+
+STARTS = {
+    "loading_weights": "[2026-11-30 04:49:40] Load weight begin. avail mem=110.00 GB",
+    "allocating_kv_cache": "[2026-11-30 04:49:44] Memory pool end. avail mem=66.00 GB",
+    "capturing_graphs": "[2026-11-30 04:49:45] Capture cuda graph begin. This can take up to several minutes.",
+    "serving": "Processed prompts:   3%|3         | 3/100 [00:04<02:11,  1.36s/it]",
+}
+
+
+@pytest.mark.parametrize("last", range(1, len(STARTS) + 1))
+def test_a_start_of_sglang_and_a_run_without_a_server_tell_their_phase(last: int) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB."
+    found = DIAGNOSER.lines([*list(STARTS.values())[:last], error]).diagnosis
+    assert (found.cause, found.phase) == ("cuda_oom", list(STARTS)[last - 1])
+
+
+def test_what_torchs_compiler_raises_was_compiling_though_its_frames_are_gone() -> None:
+    line = "torch._inductor.exc.InductorError: PermissionError: [Errno 13] Permission denied: 'nvcc'"
+    assert DIAGNOSER.lines([line]).diagnosis.phase == "compiling"

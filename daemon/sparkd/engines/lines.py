@@ -61,6 +61,16 @@ PHASE_TEXTS: tuple[tuple[str, Phase], ...] = (
     ("Started server process [", Phase.STARTING_API),
     ("Waiting for application startup.", Phase.STARTING_API),
 )
+# The same of SGLang 0.4 to 0.5, for logs that somebody gives.
+OTHER_TEXTS: tuple[tuple[str, Phase], ...] = (
+    ("Init torch distributed begin", Phase.INIT_DISTRIBUTED),
+    ("Load weight begin", Phase.LOADING_WEIGHTS),
+    ("Load weight end", Phase.LOADING_WEIGHTS),
+    ("KV Cache is allocated", Phase.ALLOCATING_KV_CACHE),
+    ("Memory pool end", Phase.ALLOCATING_KV_CACHE),
+    ("Capture cuda graph begin", Phase.CAPTURING_GRAPHS),
+    ("Capture cuda graph end", Phase.CAPTURING_GRAPHS),
+)
 # A logged request quotes what a user wrote: nothing in it is the engine's word.
 QUOTING = ("Received request ", "Generated response ")
 
@@ -200,7 +210,7 @@ NUMBER_TEXTS: tuple[tuple[str, Reader], ...] = (
 # One table, one pass: what carries a number comes first, for it also shows its phase.
 _TEXTS: tuple[tuple[str, Reader | LineFact], ...] = (
     *NUMBER_TEXTS,
-    *((text, LineFact(phase=phase)) for text, phase in PHASE_TEXTS),
+    *((text, LineFact(phase=phase)) for text, phase in (*PHASE_TEXTS, *OTHER_TEXTS)),
 )
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from ahocorasick_rs import AhoCorasick, BytesAhoCorasick, Implementation
 
-from sparkd.engines.lines import NUMBER_TEXTS, PHASE_TEXTS, read_line
+from sparkd.engines.lines import NUMBER_TEXTS, OTHER_TEXTS, PHASE_TEXTS, read_line
 from sparkd.engines.model import LineFact
 from sparkd.intake.flood import thinned
 from sparkd.intake.records import OPENERS
@@ -24,13 +24,15 @@ from sparkd.signals.exceptions import KINDS
 
 # What shows the engine's phase (`engines.lines`, `signals.follow`): of each only the newest counts.
 PHASE_WORDS = (
-    *(text for text, _ in (*NUMBER_TEXTS, *PHASE_TEXTS)),
+    *(text for text, _ in (*NUMBER_TEXTS, *PHASE_TEXTS, *OTHER_TEXTS)),
     '"POST /v1/',
     "Received request ",
     "Added request ",
     "Decode batch",
     "Decode out of memory happened",
     "Prefill batch",
+    "Processed prompts: ",
+    "Rendering prompts: ",
 )
 # The size of the KV cache: each counts, since one that is not above zero changes nothing.
 KV_WORDS = (

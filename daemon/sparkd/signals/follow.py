@@ -56,6 +56,8 @@ _SERVED = (
     "Decode batch",
     "Decode out of memory happened",
     "Prefill batch",
+    "Processed prompts: ",
+    "Rendering prompts: ",
 )
 
 

@@ -156,14 +156,15 @@ _PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
         ),
     ),
 )
+_INDUCTOR = "torch._inductor.exc."
 _COMPILERS = ("compile_fx", "_dynamo/convert_frame", "torch/_inductor/codecache", "_call_user_compiler")
 
 
 def phase_of(text: str) -> Phase | None:
     """Return the phase that the frames in *text* tell, None where it has none that tell."""
     names = set(_NAMES.findall(text))
-    if not names:
-        return None
+    if not names:  # torch names its own part where the frames were cut away
+        return Phase.COMPILING if _INDUCTOR in text else None
     found = next((phase for phase, functions in _PHASES if not names.isdisjoint(functions)), None)
     if found in {Phase.PROFILING, Phase.CAPTURING_GRAPHS, None} and _compiles(text):
         return Phase.COMPILING
