@@ -67,7 +67,7 @@ def test_a_ranks_late_lines_do_not_lead_back() -> None:
         ([READY, WAITS, WAITS, "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs"], "engine_hang"),
         ([READY, WAITS, WAITS, RATE], "none"),
         ([READY, WAITS, WAITS, RATE, WAITS], "none"),
-        ([WAITS], "none"),
+        ([WAITS], "unknown"),
         ([WAITS, "INFO:     Shutting down"], "clean_shutdown"),
         ([READY, WAITS, "TimeoutError: RPC call to execute_model timed out."], "engine_hang"),
     ],
