@@ -147,3 +147,22 @@ def test_the_kernel_tells_of_the_run_in_whose_time_it_spoke(tmp_path) -> None:
     found = of_files(tmp_path, first=run(DEATH, 3), second=run(OOM, 7), kernel=[kernel])
     assert found.cause == "cuda_oom"
     assert "an earlier run (kernel.log" in found.explanation
+
+
+def test_of_a_loop_of_starts_the_last_ones_own_reason_counts() -> None:
+    begins = (
+        "(APIServer pid=1) INFO 11-30 0{}:00:00 [u.py:1] non-default args: {{'model': 'm', 'port': 8000}}"
+    )
+    resolved = "(APIServer pid=1) INFO 11-30 0{}:00:01 [m.py:1] Resolved architecture: X"
+    error = "(APIServer pid=1) ERROR 11-30 0{}:00:50 [x.py:1] "
+    out = error + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    unknown = error + "ValueError: Model architectures ['X'] are not supported for now."
+    taken = error + "OSError: [Errno 98] Address already in use"
+
+    def cause(*ends: str) -> str:
+        lines = [line.format(n) for n, end in enumerate(ends, 1) for line in (begins, resolved, end)]
+        return Diagnoser(packaged_catalogue()).lines(lines).diagnosis.cause
+
+    assert cause(out, unknown, unknown) == "model_unsupported"
+    assert cause(unknown, unknown, out) == "cuda_oom"
+    assert cause(out, taken) == "cuda_oom"

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparkd.signals.causes import NONE
-from sparkd.signals.model import Diagnosis, Evidence, Signal, Work
+from sparkd.signals.model import Diagnosis, Evidence, Proof, Signal, Work
+from sparkd.signals.precedence import INSTALLED
 from sparkd.words import Phase
 
 WHY = "about an earlier start: the engine began anew after it, and served"
+WHY_AGAIN = "about an earlier start: the last one failed for a reason of its own"
+# What the last start of a loop failed of, whatever stood before; a taken port or too little free memory is as
+# often what an earlier one left behind.
+_OF_ITS_OWN = (INSTALLED | {"cuda_oom", "kv_cache_too_small"}) - {"port_in_use"}
 NO_FAILURE = frozenset({NONE, "clean_shutdown"})
 
 
@@ -21,6 +26,21 @@ def before_the_last(evidence: Evidence) -> tuple[Signal, ...]:
     if not (evidence.recorded and evidence.starts and evidence.works):
         return ()
     return tuple(s for s in evidence.signals if s.at_s < _served_since(s, evidence))
+
+
+def of_a_loop(evidence: Evidence) -> tuple[Signal, ...]:
+    """Return what the one engine of a log said of its earlier starts, where the last failed of its own."""
+    if not (evidence.recorded and evidence.starts) or len(evidence.speakers) != 1:
+        return ()
+    last_s = max(evidence.starts)
+    own = [s for s in evidence.signals if s.source in evidence.speakers]
+    if not any(s.at_s >= last_s and _is_of_its_own(s) for s in own):
+        return ()
+    return tuple(s for s in own if s.at_s < last_s)
+
+
+def _is_of_its_own(signal: Signal) -> bool:
+    return signal.fatal and signal.proof is Proof.PROVES and signal.cause in _OF_ITS_OWN
 
 
 def _served_since(signal: Signal, evidence: Evidence) -> float:

@@ -40,6 +40,7 @@ def settled(evidence: Evidence) -> tuple[Evidence, dict[Signal, str]]:
     evidence = replace(evidence, signals=told)
     over: dict[Signal, str] = {}
     for found, why in (
+        (runs.of_a_loop(evidence), runs.WHY_AGAIN),
         (runs.before_the_last(evidence), runs.WHY),
         (_mended(told), "what it tells of came back"),
         (boots.ordered(evidence), boots.WHY),
