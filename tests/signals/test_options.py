@@ -145,3 +145,32 @@ def test_a_request_that_is_refused_ends_no_server_and_explains_no_stop(line: str
     ]
     assert cause_of(SERVES, *report) == "none"
     assert cause_of(SERVES, *report, *STOPPED) == "clean_shutdown"
+
+
+ENDS = [
+    "Exception: the answer of the node was not read",
+    "queue.Empty",
+    "subprocess.TimeoutExpired: Command 'ray status' timed out after 30 seconds",
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_request_that_is_refused_takes_no_other_trace_with_it(end: str) -> None:
+    """A trace is over with its last line, also where that is an exception of no known kind."""
+    other = [
+        "Traceback (most recent call last):",
+        '  File "/srv/serve.py", line 12, in main',
+        "    ask()",
+        end,
+    ]
+    later = ["INFO 11-30 04:11:00 [x.py:1] something else", REFUSED[0]]
+    assert cause_of(*other) == cause_of(*other, *later) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("route", "cause"), [("chat/completions", "none"), ("tokenize", "unknown"), ("models/load", "unknown")]
+)
+def test_only_an_answer_that_needs_the_engine_shows_that_it_works_again(route: str, cause: str) -> None:
+    loud = "RuntimeError: something that nobody knows went wrong"
+    answered = f'(APIServer pid=700) INFO: 1.1.1.1:1 - "POST /v1/{route} HTTP/1.1" 200 OK'
+    assert cause_of(SERVES, loud, answered) == cause

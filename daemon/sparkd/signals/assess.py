@@ -37,7 +37,8 @@ DECIDED = 0.9
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "D", "I", "W"})
 # So many characters of a quote, blanks left out, tell where it stands.
 PLACE_CHARS = 60
-_ANSWERED = re.compile(r'"POST /v1/\S* HTTP/[\d.]+" 200 ')
+# Routes that need the engine: the API server alone counts tokens and lists models also over a dead one.
+_ANSWERED = re.compile(r'"POST /v1/(?:chat/completions|completions|responses|embeddings) HTTP/[\d.]+" 200 ')
 _WAIT = re.compile(r"block\s*found\s*in")
 # What is said of a phase is worth what it is worth in its writer's.
 _OF_A_PHASE = WAITS | INTERRUPTS
