@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -43,3 +47,38 @@ def test_nobody_listens(environ) -> None:
     notifier.ready()
     notifier.alive()
     notifier.status("x")
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """What a process has when its limit is reached: every number below it is taken."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_a_descriptor_left_it_is_lost_and_said_again_by_the_next(heard) -> None:
+    """Who feeds the watchdog fences as well: nothing that is told may end it."""
+    way, notifier = heard
+    with no_descriptor_left():
+        notifier.ready()
+        notifier.alive()
+        notifier.status("fencing")
+        notifier.stopping()
+    notifier.alive()
+    notifier.status("fencing")
+    assert [way.recv(1000).decode() for _ in range(2)] == ["WATCHDOG=1", "STATUS=fencing"]
+
+
+def test_what_is_no_text_is_sent_all_the_same(heard) -> None:
+    """A path of other bytes, in an error's words."""
+    way, notifier = heard
+    notifier.status("no \udcff here")
+    assert way.recv(1000).decode() == "STATUS=no ? here"

@@ -38,9 +38,8 @@ class Notifier:
     def status(self, text: str) -> None:
         """Show *text* in `systemctl status`; said only where it has changed."""
         line = " ".join(text.split())[:STATUS_MAX]
-        if line != self._said:
+        if line != self._said and self._send(f"STATUS={line}"):
             self._said = line
-            self._send(f"STATUS={line}")
 
     def alive(self) -> None:
         """Feed the watchdog."""
@@ -50,14 +49,19 @@ class Notifier:
         """The service has begun to end by itself."""
         self._send("STOPPING=1")
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str) -> bool:
+        """Return whether it was sent; without a descriptor left it is lost like any other, never raised."""
         if self._address is None:
-            return
-        way = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+            return False
+        try:
+            way = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+        except OSError:
+            return False
         try:
             way.setblocking(False)
-            way.sendto(text.encode(), self._address)
+            way.sendto(text.encode("utf-8", "replace"), self._address)
         except OSError:
-            return
+            return False
         finally:
             way.close()
+        return True
