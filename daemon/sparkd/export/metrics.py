@@ -111,7 +111,7 @@ class _Loop:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
             "sparkd_loop_step_seconds",
-            "How long one step of the loop took, its records included.",
+            "How long one step of the loop took, to its last command.",
             buckets=_STEP_BUCKETS,
             registry=registry,
         )

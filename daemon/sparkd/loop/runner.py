@@ -47,7 +47,8 @@ class Execute(Protocol):
 
 Observer = Callable[[State, Sequence[Record], float], None]
 Stepped = Callable[[float, float], None]
-"""Told of every step: how long it took, its records included, and how late it ran; both in seconds."""
+"""Told of every step that was carried out: how long it took, its records included and without what others do
+until its commands are begun, and how late it ran; both in seconds."""
 
 
 class Loop:
@@ -137,11 +138,17 @@ class Loop:
         begun_s = self._clock.now()
         result = step(self.state, events, begun_s, self.policy)
         self.state = result.state
-        await self._commit(result)
-        self._stepped(self._clock.now() - begun_s, begun_s - due_s)
+        try:
+            await self._commit(result)
+            took_s = self._clock.now() - begun_s
+            for _ in range(BEGUN_TURNS if result.commands else 0):
+                await asyncio.sleep(0)
+        finally:  # told when it is begun, and also where its own command ends this loop meanwhile
+            self._observe(result.state, result.records, self._clock.now())
+        self._stepped(took_s, begun_s - due_s)
 
     async def _commit(self, result: Step) -> None:
-        """Durable before done: records first, then the effects, and when they are begun whoever watches.
+        """Durable before done: records first, then the effects.
 
         What only ends things does not wait for the disk: it is slow just when a node runs out of memory,
         and a fence is derived again from what is observed.
@@ -153,9 +160,6 @@ class Loop:
                 self._persist_later(result.records)
         for command in result.commands:
             self._execute(command)
-        for _ in range(BEGUN_TURNS if result.commands else 0):
-            await asyncio.sleep(0)
-        self._observe(result.state, result.records, self._clock.now())
 
     def _persist_later(self, records: Sequence[Record]) -> None:
         """The store writes in the order in which it was asked."""
