@@ -182,12 +182,15 @@ def _waiting(turn: Turn) -> None:
     if nodes := fence.unkillable(turn):
         _await_reboot(turn, SURVIVE, nodes)
         return
-    reasons = missing(turn) + scarce(turn) + _last_failure(turn)
+    absent = missing(turn) + _last_failure(turn)
+    lost = () if turn.lead.leaks_forgiven else leaking(turn)
+    # What a leak has taken nobody holds: it is not asked for, and not waited for.
+    reasons = absent if lost else absent + scarce(turn)
     told.waiting_for(turn, reasons)
     if reasons:
         return
-    if not turn.lead.leaks_forgiven and (nodes := leaking(turn)):
-        _await_reboot(turn, "memory is lost with every start on", nodes)
+    if lost:
+        _await_reboot(turn, "memory is lost with every start on", lost)
     elif unclean.admit(turn):
         fence.take_epoch(turn)
         turn.move(Phase.FENCING, "every precondition is there")

@@ -1,10 +1,11 @@
 """The fence: every node's explicit answer that an older generation is dead there and its memory back.
 
 Never inferred from a silence or from another node's word. Death is always observed; memory that does not
-come back is waited for up to `memory_release_s`, and then the next launch is tried all the same: an answer of
-its own (`unreleased_generation`), which people are told.
-A node answers for the intent
-that it has applied (its sequence number), so an answer to an older question does not count.
+come back is waited for up to `memory_release_s`, and then the fence is answered all the same: an answer of
+its own (`unreleased_generation`), which people are told. The next launch is tried then, but not with less
+free than any start takes: that is waited for (`core.scarce`), and where it is a leak, escalated.
+A node answers for the intent that it has applied (its sequence number), so an answer to an older question
+does not count.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from sparkd.core import (
     offset,
     orphan,
     release,
+    scarce,
     unstarted,
     watch,
 )
@@ -72,10 +73,12 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     news = not membership.is_heard(turn, peer)
     if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
         turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
-    curve, sent_s = _with_sample(peer.curve, turn.now, telemetry.available_bytes), telemetry.sent_s
+    free, sent_s = telemetry.available_bytes, telemetry.sent_s
+    news = news or peer.will or scarce.is_crossed(turn, peer.available_bytes, free)
     heard = {
         "telemetry": telemetry,
-        "curve": curve,
+        "available_bytes": free,
+        "curve": _with_sample(peer.curve, turn.now, free),
         "heard_at_s": turn.now,
         "mqtt_at_s": turn.now,
         "offset": offset.of_telemetry(peer.offset, telemetry, turn.state.instance, turn.now),
@@ -83,7 +86,7 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
         "will": False,
         **membership.HEARD,
     }
-    turn.change_peer(peer, heard, news=news or peer.will)
+    turn.change_peer(peer, heard, news=news)
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
@@ -222,7 +225,9 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     if waited_for:
         release.note_rise(turn, event.sample.available_bytes)
     curve = _with_sample(before.curve, turn.now, event.sample.available_bytes)
-    turn.set_member(news=waited_for, memory=event.sample, curve=curve, lowest_bytes=lowest)
+    free = before.memory.available_bytes if before.memory is not None else None
+    news = waited_for or scarce.is_crossed(turn, free, event.sample.available_bytes)
+    turn.set_member(news=news, memory=event.sample, curve=curve, lowest_bytes=lowest)
 
 
 def _with_sample(
@@ -358,19 +363,11 @@ _BROKEN_PROBES: dict[str, Callable[[float, str], dict[str, Any]]] = {
 }
 
 
-def _status(turn: Turn, event: ev.StatusReceived) -> None:
-    membership.fold_status(turn, event)
-
-
-def _intent(turn: Turn, event: ev.IntentReceived) -> None:
-    membership.fold_intent(turn, event)
-
-
 FOLDS: dict[type, Callable[[Turn, Any], None]] = {
     ev.LeftoversSwept: leftovers.fold_swept,
     ev.BrokerChanged: _broker,
-    ev.StatusReceived: _status,
-    ev.IntentReceived: _intent,
+    ev.StatusReceived: membership.fold_status,
+    ev.IntentReceived: membership.fold_intent,
     ev.ReportReceived: _report,
     ev.TelemetryReceived: _telemetry,
     ev.WillReceived: _will,

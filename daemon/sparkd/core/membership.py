@@ -14,6 +14,7 @@ from sparkd.core.messages import Intent, MemberStatus, UnitState, same_level
 from sparkd.core.offset import UNKNOWN
 from sparkd.core.policy import Policy
 from sparkd.core.records import PeerChanged
+from sparkd.core.scarce import is_crossed
 from sparkd.core.state import RETIRED_MAX, Peer, State
 from sparkd.core.turn import Turn
 
@@ -58,6 +59,7 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
         turn.note(PeerChanged(node=status.node, present=True, reason="its sparkd was started anew"))
     changes: dict[str, Any] = {
         "status": status,
+        "available_bytes": status.available_bytes,
         "heard_at_s": turn.now,
         "fresh": fresh,
         "will": False,
@@ -74,6 +76,7 @@ def _take_live(turn: Turn, peer: Peer, event: StatusReceived) -> None:
     same = (
         fresh == peer.fresh
         and not peer.will
+        and not is_crossed(turn, peer.available_bytes, status.available_bytes)
         and _is_known(turn, before, status)
         and (not by_mqtt or is_heard(turn, peer))
     )

@@ -10,22 +10,36 @@ from sparkd.core import guards
 from sparkd.core.messages import UnitState
 from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
-from sparkd.sizing.declared import LEAST_BYTES
+from sparkd.sizing.declared import START_LEAST_BYTES
 from sparkd.sizing.verdict import gib
+from sparkd.words import Phase
 
 
 def scarce(turn: Turn) -> tuple[str, ...]:
     """Return, as sentences, the nodes on which not even vLLM's processes have room; unknown is no reason."""
-    guarded = guards.enforce(turn.state, turn.policy)
-    floor = (turn.policy.guard_floor_bytes or 0) if guarded else 0
-    wanted = f"vLLM's processes alone take {gib(LEAST_BYTES)}"
+    floor = _floor(turn)
+    least = START_LEAST_BYTES + floor
+    wanted = f"vLLM's processes alone take at least {gib(START_LEAST_BYTES)}"
     wanted += f", and the memory guard keeps {gib(floor)} free" if floor else ""
     return tuple(
-        f"{node}: less than {gib(LEAST_BYTES + floor)} of memory are free ({wanted}): end what holds it "
-        "(sparkctl memory)"
+        f"{node}: less than {gib(least)} of memory are free ({wanted}): end what holds it (sparkctl memory)"
         for node, free in [(turn.state.node, _own(turn)), *((p.node, _of(p)) for p in turn.state.peers)]
-        if free is not None and free < LEAST_BYTES + floor
+        if free is not None and free < least
     )
+
+
+def is_crossed(turn: Turn, before: int | None, after: int | None) -> bool:
+    """Return whether a reading ends or begins what a waiting coordinator waits for: then it decides anew."""
+    lead = turn.state.coordinator
+    if lead is None or lead.phase is not Phase.WAITING or before == after:
+        return False
+    least = START_LEAST_BYTES + _floor(turn)
+    return (before is not None and before < least) != (after is not None and after < least)
+
+
+def _floor(turn: Turn) -> int:
+    """What the memory guards keep free, where they enforce."""
+    return (turn.policy.guard_floor_bytes or 0) if guards.enforce(turn.state, turn.policy) else 0
 
 
 def _own(turn: Turn) -> int | None:
@@ -37,8 +51,8 @@ def _own(turn: Turn) -> int | None:
 
 
 def _of(peer: Peer) -> int | None:
-    """The same of a peer: telemetry tells it every second, its status only where something else changed."""
+    """The same of a peer, by its newest word."""
     status = peer.status
     if status is None or any(unit.state is not UnitState.GONE for unit in status.units):
         return None
-    return peer.curve[-1][1] if peer.curve else status.available_bytes
+    return peer.available_bytes

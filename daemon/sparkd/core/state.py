@@ -153,7 +153,8 @@ class Member(Evolving):
 class Peer(Evolving):
     """Another node, as far as it is known. `told_present`: what people were last told, None = nothing yet.
 
-    `curve`: as in `Member`, as its telemetry told; `will`: its session broke and nothing was heard since;
+    `available_bytes`: its free memory by its newest word, status or telemetry, None = unknown; `curve`: as in
+    `Member`, as its telemetry told; `will`: its session broke and nothing was heard since;
     `host`: what its host said to the last probe; `received`: when that was, and all that this node had
     received by then, bytes; `deserted_since_s`: since when its host is silent and nothing is received here,
     None = it is not; `told_wedged`: people were told that it is wedged; `offset`: of its clock; `echo`: what
@@ -173,6 +174,7 @@ class Peer(Evolving):
     probed_at_s: float = float("-inf")
     probe_reason: str = ""
     telemetry: Telemetry | None = None
+    available_bytes: int | None = None
     curve: tuple[tuple[float, int], ...] = ()
     told_present: bool | None = None
     host: Host = field(default_factory=lambda: Host.UNKNOWN)

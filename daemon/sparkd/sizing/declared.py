@@ -26,7 +26,7 @@ ENGINE_BYTES = 3 * GIB
 """The API server, engine core and worker of vLLM before the weights: 2 to 3 GiB; 5.6 GiB with Ray's are
 reported on a Spark (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#118)."""
 
-LEAST_BYTES = GIB
+START_LEAST_BYTES = GIB
 """What no start of vLLM does with less, whatever it serves: its three processes held 1.2 GiB of their own
 before any weight (measured, 0.32, CPU build; with CUDA it is more)."""
 
