@@ -1,7 +1,8 @@
-"""Record what a real NVIDIA driver says of its memory and its processes, for `test_gpu_recorded.py`.
+"""Record what a real NVIDIA driver says of its memory and its processes, for `test_gpu_processes.py`.
 
 Run as root on a machine with a GPU: python3 tests/contract/recorded_gpu.py FILE. Only reads; one child holds
-a gibibyte of the device meanwhile. Standard library only. Serials, UUIDs and the host's name are left out.
+a gibibyte of the device meanwhile. Standard library only. Serials, UUIDs, the
+host's name and the interpreter's path are left out.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def clean(text: str) -> str:
     """Leave out what names this very machine or device; of the long report, what is about memory stays."""
     if text.startswith("<?xml"):
         text = "\n".join(found.group() for found in _KEPT.finditer(text))
+    for program in (sys.executable, os.path.realpath(sys.executable)):
+        text = text.replace(program, Path(program).name)
     return _UUID.sub("removed", text).replace(socket.gethostname(), "node")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from contract import recorded_gpu
 from sparkd.adapters.gpu_processes import ASK, USED, GpuProcess, GpuProcesses, GpuSeen, parsed, unnamed
 from sparkd.adapters.unit_memory import use_by_unit
 
@@ -22,6 +23,7 @@ GB10 = "9635, [Not Supported], ray::RayWorkerProc.run\n2110, [N/A], /usr/lib/xor
 NONE = "No running processes found\n"
 H200: dict[str, Any] = json.loads(Path(__file__).with_name("data_gpu_h200.json").read_text(encoding="utf-8"))
 MIB = 1 << 20
+SILENT = {"stdout": "", "status": 0}
 
 
 def test_an_ordinary_gpu_says_what_each_process_holds() -> None:
@@ -82,10 +84,24 @@ def test_a_real_driver_names_the_process_and_what_it_holds_to_anybody(who) -> No
     assert tuple(said["argv"]) == ASK
     (named,) = H200[who]["nvml"]["compute"]["processes"]
     seen = parsed(said["stdout"])
-    assert seen.processes == (GpuProcess(named["pid"], "/opt/torch/.venv/bin/python3", named["used"]),)
+    assert seen.processes == (GpuProcess(named["pid"], "python3", named["used"]),)
     assert named["pid"] == H200["holder"]["pid"]
     long = H200[who]["xml"]["stdout"]
     assert re.findall(r"<used_memory>(\d+) MiB", long) == [str(named["used"] // MIB)]
+
+
+def test_a_recording_says_nothing_of_where_it_was_made() -> None:
+    said = f"450, 1542, {sys.executable}\n451, 7, {Path(sys.executable).resolve()}\n"
+    assert [Path(process.name).name for process in parsed(said).processes] == [
+        process.name for process in parsed(recorded_gpu.clean(said)).processes
+    ]
+    names = [process.name for who in ("held", "held_unprivileged") for process in named_by(who)]
+    assert names == [Path(name).name for name in names]
+    assert re.findall(r"<process_name>(.*?)</process_name>", H200["held"]["xml"]["stdout"]) == names[:1]
+
+
+def named_by(who: str) -> tuple[GpuProcess, ...]:
+    return parsed(H200[who]["apps"]["stdout"]).processes
 
 
 @pytest.mark.parametrize("when", ["idle", "freed"])
@@ -117,9 +133,35 @@ def test_a_full_device_whose_processes_are_in_another_container_is_not_an_idle_o
     asks = GpuProcesses(saying(apart), 20.0, used=saying({"stdout": f"{used}\n", "status": 0}))
     assert asks.read().processes == ()
     assert "1551 MiB are in use by processes that the driver does not name here" in asks.read().why
-    idle = GpuProcesses(saying(apart), 20.0, used=saying({"stdout": "[Not Supported]\n", "status": 0}))
-    assert idle.read() == GpuSeen()
     assert set(ASK[2:]) <= set(USED)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("said", ["[Not Supported]\n", "[N/A]\n", "0\n[N/A]\n", "", "a line for people\n"])
+def test_a_device_that_tells_neither_processes_nor_use_is_not_an_idle_one(said) -> None:
+    """As GB10 in a container."""
+    asks = GpuProcesses(saying(SILENT), 20.0, used=saying({"stdout": said, "status": 0}))
+    assert asks.read().processes == ()
+    assert asks.read().why.startswith("the driver names no process here and does not say what is in use")
+
+
+@pytest.mark.process
+def test_a_second_question_that_is_not_answered_is_told() -> None:
+    idle = GpuProcesses(saying(SILENT), 20.0, used=saying({"stdout": "0\n0\n", "status": 0}))
+    assert idle.read() == GpuSeen()
+    broken = GpuProcesses(saying(SILENT), 20.0, used=saying({"stdout": "GPU is lost\n", "status": 9}))
+    assert broken.read().why.endswith(": GPU is lost")
+    mute = GpuProcesses(saying(SILENT), 20.0, used=saying({"stdout": "", "status": 9}))
+    assert mute.read().why.endswith(": failed")
+
+
+@pytest.mark.process
+def test_a_second_question_that_hangs_is_told() -> None:
+    """The first is answered whatever the machine's load: its program needs no interpreter."""
+    hangs = GpuProcesses(("true",), 5.0, used=(sys.executable, "-S", "-c", "import signal; signal.pause()"))
+    assert hangs.read().why.endswith("did not answer within 5 s")
+    assert hangs._hung is not None
+    assert hangs._hung.wait(10) == -9
 
 
 @pytest.mark.process

@@ -6,7 +6,8 @@ the memory of the device is "Not Supported", and that of a process may be.
 
 The driver names only processes of the asker's PID namespace, and says nothing of the others: in a container
 the answer is empty, with status 0, beside a full device (recorded on an H200, driver 580). An empty answer
-is therefore held against what is in use on the device.
+is therefore held against what is in use on the device; where that is not said either, as on GB10, nobody
+knows.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class GpuProcesses:
         seen = parsed(said)
         if why or seen.processes:
             return GpuSeen(seen.processes, why)
-        used, _ = self._asked(self._used)  # where it says nothing, as on GB10, none is taken to run
-        return GpuSeen(why=unnamed(used))
+        used, why = self._asked(self._used)
+        return GpuSeen(why=why or unnamed(used))
 
     def _asked(self, argv: tuple[str, ...]) -> tuple[str, str]:
         """Return the answer, or why there is none."""
@@ -88,13 +89,22 @@ class GpuProcesses:
 
 
 def unnamed(said: str) -> str:
-    """Read what is in use on each device, in MiB, beside no named process: empty = nothing, or not told."""
-    used = sum(_amount(line) or 0 for line in said.splitlines())
-    if not used:
+    """Read what is in use on each device, in MiB, beside no named process: what that means, empty = idle.
+
+    A device that does not say, as GB10, is unknown and not idle.
+    """
+    each = [_amount(line) for line in said.splitlines()]
+    used = sum(filter(None, each))
+    if used:
+        return (
+            f"{used // _MIB} MiB are in use by processes that the driver does not name here: graphics, or "
+            "processes of another container (ask on the host)"
+        )
+    if each and None not in each:
         return ""
     return (
-        f"{used // _MIB} MiB are in use by processes that the driver does not name here: graphics, or "
-        "processes of another container (ask on the host)"
+        "the driver names no process here and does not say what is in use: idle, or processes of another "
+        "container (ask on the host)"
     )
 
 
