@@ -262,7 +262,7 @@ def test_a_unit_stopped_by_hand_was_ordered_by_a_person() -> None:
     ("reason", "cause"),
     [
         ("no such file", "broken_install"),
-        ("[Errno 2] systemd has no sparkd-serve.service: type sudo sparkctl install", "broken_install"),
+        ("[Errno 2] sparkd-serve.service is not there: type sudo sparkctl install", "broken_install"),
         ("[Errno 8] sparkd-serve.service: its start ended with exit-code (203)", "broken_install"),
         ("[Errno 5] sparkd-serve.service: /opt/vllm: No such file or directory", "broken_install"),
         ("[Errno 13] Permission denied: '/var/log/sparkd/7'", "permission_denied"),

@@ -35,10 +35,14 @@ EMPTY_EVERY_S = 0.05
 KILL_DEADLINE_S = 5.0
 # SIGKILL is repeated: who forks while being killed is caught only so.
 KILL_EVERY_S = 0.25
-# systemd's answers that say that there is no such unit to start.
-NOT_LOADED = frozenset(
-    f"{SERVICE}.{name}" for name in ("NoSuchUnit", "LoadFailed", "BadUnitSetting", "UnitMasked")
-)
+# systemd's answers that say that there is no unit to start, and what is to be done.
+_CORRECT = "cannot be used: look with systemctl cat {0}, correct its drop-in (sudo systemctl edit {0})"
+NOT_LOADED = {
+    f"{SERVICE}.NoSuchUnit": "is not there: type sudo sparkctl install",
+    f"{SERVICE}.UnitMasked": "is masked: type sudo systemctl unmask {0}",
+    f"{SERVICE}.LoadFailed": _CORRECT,
+    f"{SERVICE}.BadUnitSetting": _CORRECT,
+}
 # systemd's answers that say that there was nobody to kill.
 NOBODY = frozenset({f"{SERVICE}.NoSuchUnit", f"{SERVICE}.NoSuchProcess"})
 
@@ -96,8 +100,11 @@ class Services:
         facts = self._seen[unit] = await asyncio.shield(asked)
         return facts
 
-    async def group(self, unit: UnitName) -> str:
-        """Return the control group as systemd said it last: all that was seen ran there. Raises OSError."""
+    async def group_seen(self, unit: UnitName) -> str:
+        """Return the control group as systemd said it last: all that was seen ran there. Raises OSError.
+
+        What starts next may run in another (Slice= of a drop-in): by this one nobody is told as dead.
+        """
         return group_in(self._seen.get(unit) or await self.facts(unit), unit)
 
     def pids(self, group: str) -> tuple[int, ...]:
@@ -111,8 +118,8 @@ class Services:
         except RefusedError as error:
             if error.name not in NOT_LOADED:
                 raise
-            text = f"systemd has no {service(unit)}: type sudo sparkctl install ({error.strerror})"
-            raise OSError(errno.ENOENT, text) from error
+            todo = NOT_LOADED[error.name].format(service(unit))
+            raise OSError(errno.ENOENT, f"{service(unit)} {todo} ({error.strerror})") from error
 
     async def end(
         self, unit: UnitName, group: str, grace_s: float, kill_deadline_s: float, *, told: bool = False
@@ -207,6 +214,7 @@ class Services:
                 )
 
     def _came_up(self) -> None:
+        self._seen.clear()
         self._holding = asyncio.create_task(self._hold(), name="hold-units")
         self._tell(frozenset(UnitName))
 

@@ -95,7 +95,7 @@ class Systemd:
                 raise OSError(errno.EEXIST, f"{unit} of generation {generation} has been started before")
             self._emit(UnitStarted(unit, generation, watch.pid))
             return
-        watch = Watch(unit, rendered.stamp, await self._services.group(unit))
+        watch = Watch(unit, rendered.stamp, await self._services.group_seen(unit))
         before = self._watches.get(unit)
         if self._services.pids(watch.group) or (before and not before.emptied.is_set()):
             raise OSError(errno.EBUSY, f"an earlier {unit} is not empty")
@@ -119,12 +119,13 @@ class Systemd:
             await asyncio.wait(self._abandoned)
         watch = self._watches.get(unit)
         if watch is None or watch.stamp.generation < generation:
-            group = group_in(await self._services.facts(unit), unit)
-            watch = Watch(unit, Stamp(0, generation), group)
+            watch = Watch(unit, Stamp(0, generation), "")
         if watch.stamp.generation > generation or watch.emptied.is_set():
             self._emit(UnitEmptied(unit, generation))
             return
         remove_launch(self._run_dir, unit)  # what ends by our order is nobody's news to the next daemon
+        if watch.task is None:  # nobody has seen yet where it runs
+            watch.group = group_in(await self._services.facts(unit), unit)
         survivors = await self._services.end(
             unit, watch.group, grace_s, self._kill_deadline_s, told=watch.exited.is_set()
         )
@@ -191,7 +192,7 @@ class Systemd:
         await self._services.enqueue_start(watch.unit)
         await soon(over, LOOK_EVERY_S)  # systemd answers a question before it runs what is enqueued
         over = self._services.jobs[watch.unit]
-        while (facts := await self._services.facts(watch.unit)).job_id:
+        while (facts := await self._looked(watch)).job_id:
             await soon(over, LOOK_EVERY_S)
             over = self._services.jobs[watch.unit]
         ran, invocation = read_ran(self._run_dir, watch.unit)
@@ -200,7 +201,12 @@ class Systemd:
             number = errno.ENOEXEC if facts.main_status == EXIT_EXEC else errno.EIO
             raise OSError(number, f"{service(watch.unit)}: {why}")
         watch.invocation, watch.pid = invocation, facts.exec_pid
+
+    async def _looked(self, watch: Watch) -> Facts:
+        """Return what systemd says, and keep where the unit runs: also of a start that fails."""
+        facts = await self._services.facts(watch.unit)
         watch.group = group_in(facts, watch.unit)
+        return facts
 
     def _take_over(self, watch: Watch) -> None:
         """Follow what an earlier daemon started."""

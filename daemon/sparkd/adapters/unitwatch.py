@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from sparkd.adapters.launch import read_exit, remove_launch
-from sparkd.adapters.services import EMPTY_EVERY_S, Services, soon
+from sparkd.adapters.services import EMPTY_EVERY_S, Services, group_in, soon
 from sparkd.adapters.unitfacts import Ending, ending_of
 from sparkd.core.events import UnitEmptied, UnitExited, UnitStoppedByHand
 from sparkd.ports import Emit
@@ -26,7 +26,10 @@ NOTE_S = 1.0
 
 @dataclass(slots=True)
 class Watch:
-    """One start of a unit as it is followed; `exited` and `emptied` are told once."""
+    """One start of a unit as it is followed; `exited` and `emptied` are told once.
+
+    `group` is where it runs from when it is followed (`task`); before, where it was expected to.
+    """
 
     unit: UnitName
     stamp: Stamp
@@ -102,9 +105,13 @@ class Follower:
             return False
 
     async def abandon(self, watch: Watch) -> None:
-        """Take the order back, without which the unit refuses to run, and end what may run already."""
+        """Take the order back, without which the unit refuses to run, and end what may run already.
+
+        Where nobody answers nothing is claimed: the stop that follows asks again.
+        """
         remove_launch(self._run_dir, watch.unit)
         watch.exited.set()
         with contextlib.suppress(OSError):
+            watch.group = group_in(await self._services.facts(watch.unit), watch.unit)
             if not await self._services.end(watch.unit, watch.group, 0.0, self._kill_deadline_s):
                 watch.emptied.set()
