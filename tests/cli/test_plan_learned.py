@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import os
+import shutil
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +21,8 @@ import pytest
 from export import states
 from sizing import checkpoints
 from sparkd.adapters import machine
-from sparkd.cli import plan, plan_learned, sparkctl
-from sparkd.cli.client import Client, ClientError
+from sparkd.cli import client, plan, plan_learned, sparkctl
+from sparkd.cli.client import Client, ClientError, NobodyListensError, NotAllowedError
 from sparkd.config.asked import Asked, read_asked
 from sparkd.core.records import InContext, Kept, KeptChanged
 from sparkd.engines.digest import context_of
@@ -29,7 +33,7 @@ from sparkd.store.lock import StateLock
 from sparkd.words import GIB, Phase, Settings
 
 LEARNED = Learned(-GIB, ((Phase.LOADING_WEIGHTS, GIB), (Phase.SERVING, -2 * GIB)), GIB, 2 * GIB)
-SILENT = ClientError("no sparkd runs here: /run/x does not exist\n  start it")
+SILENT = NobodyListensError("no sparkd runs here: /run/x does not exist\n  start it")
 
 
 def state_of(learned: Learned | None):
@@ -188,7 +192,90 @@ def test_a_store_that_cannot_be_read_is_told(answers, tmp_path) -> None:
     answers(SILENT)
     (tmp_path / "history.sqlite").write_bytes(b"no database" * 100)
     learned, text = plan_learned.learned_of(told(), here(tmp_path))
-    assert learned is None and f"{tmp_path}/history.sqlite cannot be read: file is not a database" in text
+    assert (
+        learned is None and f"{tmp_path}/history.sqlite cannot be read: file is not a database (if it" in text
+    )
+    assert "systemctl start sparkd moves it aside" in text
+
+
+def test_a_state_directory_that_may_not_be_read_says_who_may(answers, tmp_path, monkeypatch) -> None:
+    answers(SILENT)
+
+    def refuse(source, _target):
+        raise PermissionError(errno.EACCES, "Permission denied", str(source))
+
+    monkeypatch.setattr(shutil, "copyfile", refuse)
+    _, text = plan_learned.learned_of(told(), here(tmp_path))
+    assert text.endswith("/history.sqlite cannot be read: Permission denied (root may: sudo sparkctl plan)")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            NotAllowedError("you may not talk to sparkd: /run/x belongs to its group\n  join it: …"),
+            "you may not talk to sparkd: /run/x belongs to its group (root may: sudo sparkctl plan)",
+        ),
+        (
+            ClientError("sparkd did not answer within 10 s on /run/x\n  look at its log: journalctl"),
+            "sparkd did not answer within 10 s on /run/x; look at its log: journalctl",
+        ),
+        (ClientError("sparkd answered 500: x"), "sparkd answered 500: x"),
+    ],
+)
+def test_the_store_of_a_daemon_that_runs_is_left_alone(error, said, answers, tmp_path) -> None:
+    """It is written to: its file and its log would not be copied as of one moment."""
+    answers(error)
+    with kept_in(tmp_path, Kept(context=context(), learned=LEARNED)):
+        found = plan_learned.learned_of(told(), here(tmp_path))
+    assert found == (None, f"measured peaks are not used: {said}")
+
+
+def test_the_daemon_is_asked_where_the_configuration_has_it_listen(tmp_path) -> None:
+    """At a socket of its own it runs all the same."""
+    with (
+        kept_in(tmp_path, Kept(context=context(), learned=LEARNED)),
+        listening(tmp_path / "own.sock") as path,
+    ):
+        _, text = plan_learned.learned_of(told(), replace(here(tmp_path), socket=str(path)))
+    assert f"cannot ask sparkd on {path}" in text
+    environ = {"SPARKD_PATHS__RUN_DIR": "/run/own"}
+    assert read_asked(None, environ).socket == "/run/own/sparkd.sock"
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[Path]:
+    """Let somebody listen who hangs up on everybody."""
+
+    def hang_up() -> None:
+        with closing(server.accept()[0]) as caller:
+            caller.recv(1 << 16)
+
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        yield path
+        thread.join(20)
+
+
+def test_who_does_not_listen_is_told_from_who_does_not_answer(tmp_path, monkeypatch) -> None:
+    def error_of(path: Path) -> type[ClientError]:
+        with pytest.raises(ClientError) as raised:
+            Client(path=path).get("/status")
+        return raised.type
+
+    assert error_of(tmp_path / "nowhere") is NobodyListensError
+    with listening(tmp_path / "sock") as path:
+        assert error_of(path) is ClientError
+    assert error_of(path) is NobodyListensError, "its socket outlives a daemon that was killed"
+
+    def refuse(_connection) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(client._UnixConnection, "connect", refuse)
+    assert error_of(path) is NotAllowedError
 
 
 @pytest.mark.parametrize("named", [{"socket": "/run/y"}, {"url": "http://192.0.2.1:1"}])

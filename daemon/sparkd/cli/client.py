@@ -25,6 +25,14 @@ class ClientError(Exception):
     """The daemon could not be asked."""
 
 
+class NobodyListensError(ClientError):
+    """No daemon runs there: its socket is not there, or refuses every connection."""
+
+
+class NotAllowedError(ClientError):
+    """A daemon may run there, and who asks may not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """HTTP status and parsed body."""
@@ -82,7 +90,7 @@ class Client:
             reply = connection.getresponse()
             return Reply(reply.status, _parsed(reply.read()))
         except (OSError, http.client.HTTPException) as error:
-            raise ClientError(self._advice(error)) from error
+            raise _kind(error)(self._advice(error)) from error
         finally:
             connection.close()
 
@@ -118,6 +126,15 @@ class Client:
                     "  look at its log: journalctl -u sparkd -n 50"
                 )
         return f"cannot ask sparkd on {where}: {error}\n  {start}"
+
+
+def _kind(error: Exception) -> type[ClientError]:
+    match error:
+        case FileNotFoundError() | ConnectionRefusedError():
+            return NobodyListensError
+        case PermissionError():
+            return NotAllowedError
+    return ClientError
 
 
 def demo_socket() -> Path:

@@ -1,5 +1,6 @@
 """What earlier starts taught, for `sparkctl plan`: asked of the daemon, or read from what the last one kept.
 
+It is read only where none runs: what a daemon writes to meanwhile cannot be copied as of one moment.
 It is used for this node's own configuration only: another model, layout or node has taught nothing here.
 """
 
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from sparkd.adapters import machine
 from sparkd.cli.asking import client_of, status_of
-from sparkd.cli.client import ClientError
+from sparkd.cli.client import Client, ClientError, NobodyListensError, NotAllowedError
 from sparkd.config.asked import Asked
 from sparkd.core.context import same_context
 from sparkd.engines.digest import context_of
@@ -21,6 +22,8 @@ from sparkd.words import Phase
 
 USED = "corrected by what this node's own starts of this model have measured"
 KEPT = f"{USED}, as the last daemon kept it (none answers now)"
+AS_ROOT = "root may: sudo sparkctl plan"
+NEXT_START = "if it is damaged, the next sudo systemctl start sparkd moves it aside"
 _NOT = "measured peaks are not used"
 
 
@@ -29,14 +32,22 @@ def learned_of(options: argparse.Namespace, asked: Asked) -> tuple[Learned | Non
     why = _another(options)
     if why:
         return None, f"{_NOT}: {why}" if options.socket or options.demo else ""
+    named = options.socket or options.url or options.demo
     try:
-        document = status_of(client_of(options))
+        document = status_of(client_of(options) if named else Client(path=Path(asked.socket)))
         return _read(document.get("learned_peaks"), document)
-    except ClientError as error:
-        silent = str(error).splitlines()[0]
-        if options.socket or options.url or options.demo:
-            return None, f"{_NOT}: {silent}"  # the daemon that is named may be another node's
-        return _kept(asked, silent)
+    except NotAllowedError as error:
+        return None, f"{_NOT}: {_first(error)} ({AS_ROOT})"
+    except NobodyListensError as error:
+        if named:
+            return None, f"{_NOT}: {_first(error)}"  # the daemon that is named may be another node's
+        return _kept(asked, _first(error))
+    except ClientError as error:  # one runs, and writes what it keeps: only its own word is whole
+        return None, f"{_NOT}: {'; '.join(map(str.strip, str(error).splitlines()))}"
+
+
+def _first(error: ClientError) -> str:
+    return str(error).splitlines()[0]
 
 
 def _another(options: argparse.Namespace) -> str:
@@ -70,7 +81,8 @@ def _kept(asked: Asked, silent: str) -> tuple[Learned | None, str]:
     try:
         kept = kept_at(Path(asked.state_dir))
     except HistoryUnreadableError as error:
-        return None, f"{_NOT}: {silent}, and {error}"
+        advice = AS_ROOT if isinstance(error.__cause__, PermissionError) else NEXT_START
+        return None, f"{_NOT}: {silent}, and {error} ({advice})"
     context = context_of(asked.engine, asked.nodes, machine.kernel_release(), machine.driver_version())
     known = (
         () if kept is None else ((kept.context, kept.learned), *((o.context, o.learned) for o in kept.others))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sparkd.config.checks import operator_socket
 from sparkd.config.errors import schema_lines
 from sparkd.config.load import floors_of, settings_of
 from sparkd.config.model import File
@@ -22,7 +23,7 @@ from sparkd.words import Floors, Settings
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The engine, the settings with their floors, the kind of memory, the nodes, the daemon's directory."""
+    """The engine, the settings with their floors, the kind of memory, the nodes, the daemon's own places."""
 
     engine: EngineSpec
     settings: Settings
@@ -30,6 +31,7 @@ class Asked:
     unified_memory: bool
     nodes: tuple[NodeSpec, ...]
     state_dir: str
+    socket: str
 
 
 _NODES = [
@@ -61,6 +63,7 @@ def read_asked(path: str | None, environ: Mapping[str, str]) -> Asked:
         unified_memory=file.recovery.unified_memory,
         nodes=nodes_of(node.model_dump() for node in file.node),
         state_dir=file.paths.state_dir,
+        socket=operator_socket(file),
     )
 
 

@@ -22,6 +22,11 @@ KILL_S = 5.0
 OPERATOR_SOCKET = "sparkd.sock"
 
 
+def operator_socket(file: File) -> str:
+    """Return where the daemon of this configuration listens for its operator."""
+    return file.api.socket or f"{file.paths.run_dir}/{OPERATOR_SOCKET}"
+
+
 def problems(file: File) -> list[str]:
     """Return every relation between keys that does not hold."""
     return [line for check in CHECKS for line in check(file)]
@@ -106,7 +111,7 @@ def _ports(file: File) -> Iterator[str]:
 
 
 def _paths(file: File) -> Iterator[str]:
-    socket = file.api.socket or f"{file.paths.run_dir}/{OPERATOR_SOCKET}"
+    socket = operator_socket(file)
     if len(socket.encode()) > SOCKET_PATH_MAX:
         yield f"api.socket = {socket!r}: {len(socket.encode())} bytes; at most {SOCKET_PATH_MAX} are allowed"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
-from sparkd.config.checks import OPERATOR_SOCKET, notes, problems
+from sparkd.config.checks import notes, operator_socket, problems
 from sparkd.config.errors import schema_lines
 from sparkd.config.model import OFF, File, Section
 from sparkd.config.refusal import ConfigError
@@ -214,6 +214,6 @@ def _api(file: File, this: NodeSpec) -> Api:
         address=file.api.address,
         port=file.api.port,
         peer_port=file.api.peer_port,
-        socket=file.api.socket or f"{file.paths.run_dir}/{OPERATOR_SOCKET}",
+        socket=operator_socket(file),
         peer_addresses=tuple(address for address in addresses if address is not None),
     )

@@ -10,7 +10,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from sparkd.core.records import Kept
@@ -29,9 +29,8 @@ def kept_at(directory: Path) -> Kept | None:
         with tempfile.TemporaryDirectory(prefix="sparkd-plan-") as folder:
             copy = Path(folder) / NAME
             for end in ("", "-wal"):
-                source = directory / f"{NAME}{end}"
-                if source.exists():
-                    shutil.copyfile(source, f"{copy}{end}")
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(directory / f"{NAME}{end}", f"{copy}{end}")
             return _kept(copy) if copy.exists() else None
     except (OSError, sqlite3.Error, ValueError) as error:
         told = error.strerror if isinstance(error, OSError) else error
