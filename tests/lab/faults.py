@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +29,17 @@ from lab import netns
 HOG = pathlib.Path(hog_program.__file__)
 PROC = pathlib.Path("/proc")
 STAMP = b"SPARKD_STAMP="
+UNITS = pathlib.Path(__file__).parents[2] / "units"
+
+
+def started_by(unit: str) -> list[str]:
+    """Return the arguments with which systemd starts a unit, its program among them."""
+    lines = (UNITS / unit).read_text(encoding="utf-8").splitlines()
+    return next(shlex.split(line.partition("=")[2]) for line in lines if line.startswith("ExecStart="))
+
+
+# What a unit of the engine is called before it becomes the engine, behind its interpreter.
+BEGINNINGS = tuple(" ".join(started_by(f"sparkd-{unit}.service")[1:]) for unit in ("ray", "serve"))
 
 
 class Role(enum.StrEnum):
@@ -70,6 +82,11 @@ class Process:
     @property
     def role(self) -> Role:
         return next((role for part, role in TITLES if part in self.title), Role.OTHER)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is a unit of the engine that has not become the engine yet: it has no mark."""
+        return self.stamp is None and self.title.endswith(BEGINNINGS)
 
     @property
     def alive(self) -> bool:

@@ -87,7 +87,7 @@ class Nodes:
     def dead_processes(self) -> list[str]:
         """Return every process of a generation that is not the present one, as `node/pid/generation`.
 
-        What has not become the engine yet has no mark: `sparkd exec`, which runs the order of the present.
+        What has not become the engine yet has no mark: it runs the order of the present.
         """
         said = self.said()
         present = str(said["generation"]) if any(self.engines()) else ""
@@ -95,9 +95,8 @@ class Nodes:
         for machine in self.pair.machines:
             every = [inspect(pid) for pid in {*machine.engine(), *machine.stamped()}]
             for process in filter(None, every):
-                begins = process.stamp is None and "sparkd exec" in process.title
                 generation = (process.stamp or "///").split("/")[2]
-                if generation != present and not begins:
+                if generation != present and not process.begins:
                     found.append(f"{machine.box.name}/{process.pid}/{generation or 'unmarked'}")
         return sorted(found)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.faults import inspect
 from sparkd.adapters import model_unit
 from sparkd.adapters.services import KILL_DEADLINE_S, SLICE, TARGET, service
 from sparkd.app import EX_CONFIG
@@ -94,6 +95,23 @@ def test_the_units_run_what_is_installed() -> None:
         assert code == "import sys; from sparkd.cli.sparkd import main; sys.exit(main())"
         options = parser().parse_args(shlex.split(directives(path)["ExecStart"])[4:])
         assert (options.command, options.unit, options.config) == ("exec", unit, "/etc/sparkd/sparkd.toml")
+
+
+def test_the_lab_knows_a_unit_that_has_not_become_the_engine_yet(tmp_path) -> None:
+    """By its real command line, held before Python has run a line of it."""
+    held = tmp_path / "python3"
+    held.write_text("#!/bin/sh\necho up\nread line\n", encoding="utf-8")
+    held.chmod(0o755)
+    for path in ENGINE.values():
+        arguments = shlex.split(directives(path)["ExecStart"])[1:]
+        for given, begins in ((arguments, True), (["-m", "vllm", "serve"], False)):
+            with subprocess.Popen(
+                [held, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as process:
+                assert process.stdout.readline() == "up\n"
+                found = inspect(process.pid)
+                process.communicate("go\n")
+            assert found.begins is begins, found.title
 
 
 def test_the_look_at_files_is_the_engines_users_and_outlasts_what_the_daemon_waits() -> None:
