@@ -6,21 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sparkd.adapters.launch import Launch, text_of
 from sparkd.cli import again
 from sparkd.engines.executed import digest_of
+from sparkd.words import Settings, Stamp, UnitName
 
 ARGV = ["/bin/true", "--rank", "0"]
 ENV = [["PATH", "/bin"], ["SPARKD_STAMP", "sparks/spark-a/7/serve"]]
-ORDER = {"digest": digest_of([("serve", ARGV, ENV)]), "settings": {"max_num_seqs": 9}, "unit": "serve"}
+ORDER = Launch(UnitName.SERVE, Stamp(3, 8), Settings(max_num_seqs=9), digest_of([("serve", ARGV, ENV)]))
 
 
-def text_of(order: object) -> str:
-    """As the daemon writes it."""
-    return json.dumps(order, sort_keys=True)
+def written(**changed: object) -> str:
+    """As the daemon writes it, and then changed as it never does."""
+    return json.dumps({**json.loads(text_of(ORDER)), **changed}, sort_keys=True)
 
 
 class ExecutedError(Exception):
@@ -46,13 +49,14 @@ class Bed:
         self.config.write_text("[cluster]\n")
         self.environ = {"RUNTIME_DIRECTORY": str(self.run_dir / "serve"), "INVOCATION_ID": "abc"}
         noted = again.Noted("/bin/true", ARGV, [(n, v) for n, v in ENV], ["warned"])
-        again.remember(text_of({**ORDER, "stamp": [2, 7]}), noted, str(self.config), None, self.environ)
+        before = text_of(replace(ORDER, stamp=Stamp(2, 7)))
+        again.remember(before, noted, str(self.config), None, self.environ)
         self.ran = self.run_dir / "serve" / "ran"
         self.ran.write_text("2 7 old\n")
-        self.order({**ORDER, "stamp": [3, 8]})
+        self.order(text_of(ORDER))
 
-    def order(self, order: object) -> None:
-        (self.run_dir / "launch-serve.json").write_text(text_of(order))
+    def order(self, text: str) -> None:
+        (self.run_dir / "launch-serve.json").write_text(text)
 
     def run(self, node: str | None = None) -> tuple[str, list[str], dict[str, str]] | None:
         """Return what was executed, None where it was left to the long way."""
@@ -83,24 +87,24 @@ def test_a_stamp_that_was_run_is_not_run_again(bed) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        {**ORDER, "stamp": [3, 8], "settings": {"max_num_seqs": 8}},
-        {**ORDER, "stamp": [3, 8], "digest": "other"},
-        {**ORDER, "stamp": [3, 8], "more": 1},
-        {**ORDER, "stamp": [-1, 8]},
-        {**ORDER, "stamp": ["3", "8"]},
-        {**ORDER, "stamp": [3]},
-        {**ORDER, "stamp": [3, 8, 9]},
-        {**ORDER, "stamp": [3, 8], "unit": "ray"},
-        ORDER,
-        [],
+        text_of(replace(ORDER, settings=Settings(max_num_seqs=8))),
+        text_of(replace(ORDER, digest="other")),
+        text_of(replace(ORDER, unit=UnitName.RAY)),
+        written(more=1),
+        written(stamp=[-1, 8]),
+        written(stamp=["3", "8"]),
+        written(stamp=[3]),
+        written(stamp=[3, 8, 9]),
+        written(stamp=None),
+        text_of(ORDER).replace('"stamp"', '"stump"'),
+        "[]",
+        "[" * 5000,
     ],
 )
 def test_another_order_is_left_to_the_long_way(bed, order) -> None:
     bed.order(order)
     assert bed.run() is None
     assert bed.ran.read_text() == "2 7 old\n"
-    (bed.run_dir / "launch-serve.json").write_text("[" * 5000)
-    assert bed.run() is None
 
 
 def test_a_changed_file_variable_or_name_is_left_to_the_long_way(bed) -> None:

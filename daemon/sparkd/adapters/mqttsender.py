@@ -57,7 +57,10 @@ class Sender:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_echo(self, payload: object) -> bool:
-        """Whether this session has sent just that: who listens for others of his name hears himself."""
+        """Whether this daemon has sent just that: who listens for others of his name hears himself.
+
+        Of all its sessions, not of this one alone: what is retained comes back after a reconnect.
+        """
         return payload in self._sent
 
     def send(self) -> None:
