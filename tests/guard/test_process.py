@@ -17,6 +17,7 @@ from guard.rig import DEADLINE_S, GIB, TOTAL, rig, until
 from sparkd.adapters.clock import MonotonicClock
 from sparkd.adapters.guard import Guard
 from sparkd.guard.telling import RECORDS_KEPT
+from sparkd.guard.watch import START_STEP_S
 from sparkd.signals.catalogue import packaged_catalogue
 
 
@@ -68,8 +69,7 @@ def test_when_it_says_that_it_is_up_its_status_shows_it_enforcing(node, tmp_path
         systemd.settimeout(DEADLINE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         node.begin()
-        while "READY=1" not in systemd.recv(4096).decode():
-            pass
+        before = list(iter(lambda: systemd.recv(4096).decode(), "READY=1"))
         seen = Guard(
             MonotonicClock(),
             "spark-a",
@@ -78,6 +78,8 @@ def test_when_it_says_that_it_is_up_its_status_shows_it_enforcing(node, tmp_path
             state=node.state,
         ).read()
     assert (seen.alive, seen.enforcing, seen.reason) == (True, True, "")
+    asked = before.count(f"EXTEND_TIMEOUT_USEC={START_STEP_S}000000")
+    assert asked > 1, "step by step: a start that is slow is not one that hangs"
 
 
 def test_one_trip_a_member_and_another_for_the_next_one(node) -> None:

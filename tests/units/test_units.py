@@ -162,7 +162,10 @@ def test_the_first_launch_knows_of_the_guard() -> None:
     """Started side by side, the daemon would look before the guard is up, and leave Ray's monitor on."""
     assert "After=sparkd-guard.service" in SPARKD.read_text(encoding="utf-8").splitlines()
     assert directives(GUARD)["Type"] == "notify"
-    assert float(directives(GUARD)["TimeoutStartSec"]) <= 15, "and a guard that hangs is not waited for long"
+    limits = {"TimeoutStartSec", "TimeoutSec"} & directives(GUARD).keys()
+    assert not limits, (
+        "systemd's own ends one that hangs; a shorter one would end one that is only slow, for ever"
+    )
 
 
 def test_it_lives_through_what_it_has_to_tell_of() -> None:

@@ -10,7 +10,8 @@
 - `<unit>/stopped`, the unit's (ExecStop=): the last invocation that a job of systemd stopped while it ran.
 
 Every file is replaced as a whole, but for `exit` and `stopped`: a shell writes each in place, by one
-write of one short line; until then it is empty, which is read as none. What cannot be understood is refused, never guessed.
+write of one short line; until then it is empty, which is read as none.
+What cannot be understood is refused, never guessed.
 """
 
 from __future__ import annotations

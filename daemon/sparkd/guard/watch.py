@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sparkd.guard.settings import Settings
 
 BLIND_PAUSE_S = 0.05
+# Longest step of a start before systemd takes it for hung: its own time-out (DefaultTimeoutStartSec=).
+START_STEP_S = 90
 # Housekeeping waits while the floor is nearer than this, but not for ever; one thing a look near the floor.
 URGENT_S, OVERDUE_S, CALM_PAUSE_S = 0.2, 2.0, 0.05
 
@@ -80,19 +82,27 @@ class Watch:
     def prepare(self) -> list[bytes]:
         """Take memory, lock it, look around, rehearse; return what has to be kept for the heap to stay."""
         settings = self.settings
+        self._goes_on()
         locked.settle_malloc()
         self.notes.note("priority", locked.go_first(settings.realtime))
         self.clerk.start()  # with the same priority: it may hold the interpreter when the loop wants it
         self.records.prepare()
+        self._goes_on()
         self.sight.pools.host.weigh_reserve()
         self.notes.note("oom", locked.go_last())
         self.notes.note("files", locked.hold_many())
         kept = locked.take_ahead()
+        self._goes_on()
         self._rehearse()
+        self._goes_on()
         self.notes.note("lock", locked.lock())
         locked.freeze()
         self.tell(self.clock())  # who waits for it to be up finds it enforcing
         return kept
+
+    def _goes_on(self) -> None:
+        """Have systemd wait for the next step of a start that may be slow, but never for one that hangs."""
+        self.systemd.tell(f"EXTEND_TIMEOUT_USEC={START_STEP_S * 1_000_000}")
 
     def _rehearse(self) -> None:
         """Go the whole way to a kill once, with signal 0, so that its pages are here and its code is warm."""
