@@ -40,6 +40,8 @@ PLACE_CHARS = 60
 # Routes that need the engine: the API server alone counts tokens and lists models also over a dead one.
 _ANSWERED = re.compile(r'"POST /v1/(?:chat/completions|completions|responses|embeddings) HTTP/[\d.]+" 200 ')
 _WAIT = re.compile(r"block\s*found\s*in")
+# A log's keeper, or a person, joins lines that are alike.
+_AGAIN = re.compile(r"message repeated [1-9]|\brepeatedly\b")
 # What is said of a phase is worth what it is worth in its writer's.
 _OF_A_PHASE = WAITS | INTERRUPTS
 _NEVER_S = float("-inf")
@@ -72,7 +74,8 @@ def _times(signal: Signal, record: Record) -> int:
     """Return how often a record says it: what waits may be joined in one, and twice is a hang."""
     if signal.id not in WAITS:
         return 1
-    return max(1, min(len(_WAIT.findall(record.text)), WAITED_TWICE))
+    again = WAITED_TWICE if _AGAIN.search(record.text) else 1
+    return max(again, min(len(_WAIT.findall(record.text)), WAITED_TWICE))
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sparkd.signals import boots, memory, runs, spread
+from sparkd.signals import boots, memory, retold, runs, spread
 from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.model import Evidence, Proof, Signal
 from sparkd.signals.precedence import (
@@ -46,6 +46,7 @@ def settled(evidence: Evidence) -> tuple[Evidence, dict[Signal, str]]:
         (boots.ordered(evidence), boots.WHY),
         (_asked_before(told, evidence.starts), "about an earlier start"),
         (_left_by_their_server(told), "its server was ending it"),
+        (retold.of_others(evidence), retold.WHY),
         (_old_errors(evidence), "the engine went on after it, or it was not the last"),
         (_ended_waits(evidence), "the engine worked on after it, or it was one long step"),
     ):
