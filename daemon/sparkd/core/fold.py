@@ -70,11 +70,10 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
     peer = turn.state.peer(telemetry.node)
     if peer is None or peer.status is None or peer.status.instance != telemetry.instance:
         return
-    news = not membership.is_heard(turn, peer)
     if peer.telemetry is None or peer.telemetry.phase is not telemetry.phase:
         turn.wake_for(Concern.SAY, turn.now)  # the guard's floor follows the phase
     free, sent_s = telemetry.available_bytes, telemetry.sent_s
-    news = news or peer.will or scarce.is_crossed(turn, peer.available_bytes, free)
+    unheard = peer.will or not membership.is_heard(turn, peer)
     heard = {
         "telemetry": telemetry,
         "available_bytes": free,
@@ -86,7 +85,7 @@ def _telemetry(turn: Turn, event: ev.TelemetryReceived) -> None:
         "will": False,
         **membership.HEARD,
     }
-    turn.change_peer(peer, heard, news=news)
+    turn.change_peer(peer, heard, news=unheard or scarce.is_crossed(turn, peer.available_bytes, free))
 
 
 def _will(turn: Turn, event: ev.WillReceived) -> None:
@@ -135,8 +134,7 @@ def _not_started(turn: Turn, unit: Unit, reason: str) -> None:
 
 
 def _own_signal(turn: Turn, id_: str, cause: str, text: str, generation: int) -> Signal:
-    node = turn.state.node
-    return Signal(id_, cause, Proof.PROVES, node, "sparkd", text, turn.now, generation, fatal=True)
+    return Signal(id_, cause, Proof.PROVES, turn.state.node, "sparkd", text, turn.now, generation, fatal=True)
 
 
 def _unit_exited(turn: Turn, event: ev.UnitExited) -> None:
@@ -225,8 +223,7 @@ def _memory(turn: Turn, event: ev.MemoryObserved) -> None:
     if waited_for:
         release.note_rise(turn, event.sample.available_bytes)
     curve = _with_sample(before.curve, turn.now, event.sample.available_bytes)
-    free = before.memory.available_bytes if before.memory is not None else None
-    news = waited_for or scarce.is_crossed(turn, free, event.sample.available_bytes)
+    news = waited_for or scarce.is_own_crossed(turn, event.sample.available_bytes)
     turn.set_member(news=news, memory=event.sample, curve=curve, lowest_bytes=lowest)
 
 
@@ -363,11 +360,19 @@ _BROKEN_PROBES: dict[str, Callable[[float, str], dict[str, Any]]] = {
 }
 
 
+def _status(turn: Turn, event: ev.StatusReceived) -> None:
+    membership.fold_status(turn, event)  # looked up when called: a test can switch its rules off
+
+
+def _intent(turn: Turn, event: ev.IntentReceived) -> None:
+    membership.fold_intent(turn, event)
+
+
 FOLDS: dict[type, Callable[[Turn, Any], None]] = {
     ev.LeftoversSwept: leftovers.fold_swept,
     ev.BrokerChanged: _broker,
-    ev.StatusReceived: membership.fold_status,
-    ev.IntentReceived: membership.fold_intent,
+    ev.StatusReceived: _status,
+    ev.IntentReceived: _intent,
     ev.ReportReceived: _report,
     ev.TelemetryReceived: _telemetry,
     ev.WillReceived: _will,

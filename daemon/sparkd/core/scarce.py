@@ -37,6 +37,12 @@ def is_crossed(turn: Turn, before: int | None, after: int | None) -> bool:
     return (before is not None and before < least) != (after is not None and after < least)
 
 
+def is_own_crossed(turn: Turn, available_bytes: int) -> bool:
+    """The same of a reading of this node."""
+    known = turn.member.memory
+    return is_crossed(turn, known.available_bytes if known is not None else None, available_bytes)
+
+
 def _floor(turn: Turn) -> int:
     """What the memory guards keep free, where they enforce."""
     return (turn.policy.guard_floor_bytes or 0) if guards.enforce(turn.state, turn.policy) else 0
