@@ -149,3 +149,5 @@ def test_an_engine_that_is_still_there_is_fenced_first() -> None:
     gone = {"units": (UnitStatus(UnitName.SERVE, 7, UnitState.GONE),)}
     mine = {"units": (replace(unit(), state=UnitState.GONE),)}
     assert len(scarce(asked(0, 0, member=mine, status=gone))) == 2
+    awaited = {"emptied_generation": 7, "fenced_generation": 6}
+    assert scarce(asked(0, 0, member=mine | awaited, status=gone | awaited)) == (), "it is coming back"

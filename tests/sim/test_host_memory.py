@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sim.world import World, serving
+from sim.world import TOTAL_BYTES, World, serving
 from sparkd.core import events as ev
-from sparkd.core.records import IncidentClosed, Remedied
-from sparkd.signals.model import Proof, Signal
+from sparkd.core.records import IncidentClosed, Remedied, WaitingFor
+from sparkd.signals.model import MemorySample, Proof, Signal
 from sparkd.words import GIB, Phase, UnitName
 
 SERVE = UnitName.SERVE
@@ -64,3 +64,52 @@ def test_a_record_of_the_host_counts_for_the_generation_that_runs() -> None:
     world.run_until(serving(world))
     world.tell(world.head, ev.SignalSeen(replace(signal, node="spark-a", fatal=False)))
     assert world.phase is Phase.SERVING
+
+
+def nearly_full(world: World) -> None:
+    """Both nodes serve with half a gibibyte free, and their telemetry has said so."""
+    for node in world.nodes.values():
+        node.available_bytes = GIB // 2
+        world.tell(node, ev.MemoryObserved(MemorySample(world.now, GIB // 2, TOTAL_BYTES)))
+    world.run_for(3.0)
+
+
+def held(world: World) -> list[str]:
+    return [why for record in world.records(WaitingFor) for why in record.reasons if "end what holds" in why]
+
+
+@pytest.mark.parametrize("back_after_s", [0.0, 2.0])
+def test_what_the_engine_held_is_not_said_to_be_held_when_it_is_started_anew(back_after_s) -> None:
+    """While the fence waits for memory it is coming back; that it is tells the status, before telemetry."""
+    world = started()
+    nearly_full(world)
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.STOP))
+
+    def give_back() -> None:
+        for node in world.nodes.values():
+            node.available_bytes = TOTAL_BYTES - 5 * GIB
+            if back_after_s:
+                sample = MemorySample(world.now, node.available_bytes, TOTAL_BYTES)
+                world.tell(node, ev.MemoryObserved(sample))
+
+    world.at(back_after_s, give_back)
+    world.run_until(lambda: world.phase is Phase.STOPPED)
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.START))
+    world.run_until(serving(world))
+
+    assert held(world) == []
+
+
+def test_what_does_not_come_back_is_waited_for_and_its_return_is_acted_upon() -> None:
+    world = started()
+    nearly_full(world)
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.STOP))
+    world.run_until(lambda: world.phase is Phase.STOPPED)
+    world.tell(world.head, ev.OperatorAsked(ev.Verb.START))
+    world.run_for(60.0)
+    assert world.phase is Phase.WAITING
+    assert {why.split(":")[0] for why in held(world)} == {"spark-a", "spark-b"}
+
+    for node in world.nodes.values():
+        world.tell(node, ev.MemoryObserved(MemorySample(world.now, TOTAL_BYTES // 2, TOTAL_BYTES)))
+    assert world.run_until(lambda: world.phase is not Phase.WAITING, limit_s=3.0) <= 1.5

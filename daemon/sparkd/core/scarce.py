@@ -49,9 +49,11 @@ def _floor(turn: Turn) -> int:
 
 
 def _own(turn: Turn) -> int | None:
-    """What is free here; None = unknown, or an engine holds it that is to be fenced first."""
+    """What is free here; None = unknown, or an engine holds it, or held it, and the fence waits for it."""
     member = turn.member
-    if member.memory is None or any(unit.alive for unit in member.units):
+    if member.memory is None or member.fenced_generation < member.emptied_generation:
+        return None
+    if any(unit.alive for unit in member.units):
         return None
     return member.memory.available_bytes
 
@@ -59,6 +61,8 @@ def _own(turn: Turn) -> int | None:
 def _of(peer: Peer) -> int | None:
     """The same of a peer, by its newest word."""
     status = peer.status
-    if status is None or any(unit.state is not UnitState.GONE for unit in status.units):
+    if status is None or status.fenced_generation < status.emptied_generation:
+        return None
+    if any(unit.state is not UnitState.GONE for unit in status.units):
         return None
     return peer.available_bytes
