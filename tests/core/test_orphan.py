@@ -10,8 +10,11 @@ from core.given import HEAD, NOW, RAY, WORKER, intent_of, unit, worker_state
 from sim.world import make_policy
 from sparkd.core import events as ev
 from sparkd.core.commands import StopUnit
+from sparkd.core.evolve import evolve
+from sparkd.core.messages import Telemetry
 from sparkd.core.state import State
 from sparkd.core.step import step
+from sparkd.words import Phase
 
 POLICY = make_policy(WORKER)
 EVERY_S = 2.0
@@ -91,5 +94,17 @@ def test_our_own_stall_is_no_silence_of_the_head_even_of_one_never_heard(heard: 
 
     state, _ = told(state, ev.LoopStalled(gap_s=300.0), now + 300.0)
     state, _, ended = probed(state, now + 300.0, POLICY.no_progress_s)
+
+    assert not ended
+
+
+def test_what_an_idle_engine_does_not_send_in_a_pause_says_nothing() -> None:
+    """Nothing tries it meanwhile: a head that only lost its addresses still holds its part."""
+    state = running()
+    (head,) = state.peers
+    said = Telemetry(node=HEAD, instance="h", phase=Phase.PAUSED, generation=7)
+    state = replace(state, peers=(evolve(head, {"telemetry": said}),))
+
+    _, _, ended = probed(state, NOW, 10 * POLICY.no_progress_s)
 
     assert not ended

@@ -16,6 +16,7 @@ from sparkd.core.events import Host, PeerProbed
 from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
 from sparkd.signals.model import Proof, Signal
+from sparkd.words import Phase
 
 SIGNAL_ID = "observed_head_silent"
 QUIET_BYTES_PER_S = 1 << 17
@@ -75,6 +76,8 @@ def _note_deserted(turn: Turn, generation: int) -> bool:
     head = turn.state.peer(turn.policy.head)
     if head is None or head.deserted_since_s is None or head.received is None:
         return False
+    if head.telemetry is not None and head.telemetry.phase is Phase.PAUSED:
+        return False  # an idle engine is not tried in a pause: that nothing is received says nothing of it
     if head.received[0] < head.deserted_since_s + turn.policy.no_progress_s:
         return False
     text = (
