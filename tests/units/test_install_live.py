@@ -1,6 +1,7 @@
 """`sparkctl install` on a system that runs: a node of systemd-nspawn, bare, installed, upgraded, bare again.
 
-The daemon is a stand-in that says it is up, and so is systemd-python: what they do is not the question here.
+Daemon and engine are stand-ins that say they are up, and so is systemd-python: what they do is not the
+question here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
     systemd.send(b"READY=1\\nWATCHDOG_USEC=0")
     signal.pause()
 """
+# The unit executes nothing without an order of a real daemon.
+DROP_IN = "/run/systemd/system/sparkd-ray.service.d"
+ENGINE = "[Service]\nExecStart=\nExecStart=/opt/sparkd/bin/sparkd\n"
 PROGRAM = "#!/opt/sparkd/bin/python\nimport sys\nfrom sparkd.cli.sparkctl import main\nsys.exit(main())\n"
 
 
@@ -59,6 +63,7 @@ def prepare(node) -> None:
     node.write(f"{site}/sparkd.pth", f"/opt/sparkd/src/daemon\n{SITE}\n")
     node.write(f"{site}/systemd/__init__.py", "")
     node.write("/opt/sparkd/bin/sparkd", DAEMON, 0o755)
+    node.write(f"{DROP_IN}/engine.conf", ENGINE)
     node.write(CTL, PROGRAM, 0o755)
     node.run("ip", "address", "add", "192.168.200.12/24", "dev", "lo")
 
@@ -112,5 +117,6 @@ def test_from_bare_to_installed_upgraded_and_bare_again() -> None:
         node.run("systemctl", "stop", "sparkd-ray.service")
         assert ctl(node, "uninstall", "--purge")[0] == 0
         assert node.run("systemctl", "list-unit-files", "sparkd*", "--no-legend", check=False).stdout == ""
+        node.run("rm", "-r", DROP_IN)
         left = node.run("find", "/etc", "/run", "/var/lib", "/usr/local", "-xdev", "-name", "*sparkd*").stdout
         assert left.split() == []
