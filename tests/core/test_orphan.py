@@ -98,13 +98,14 @@ def test_our_own_stall_is_no_silence_of_the_head_even_of_one_never_heard(heard: 
     assert not ended
 
 
-def test_what_an_idle_engine_does_not_send_in_a_pause_says_nothing() -> None:
-    """Nothing tries it meanwhile: a head that only lost its addresses still holds its part."""
+@pytest.mark.parametrize("phase", [Phase.PAUSED, Phase.LOADING_WEIGHTS, Phase.VERIFYING, Phase.SERVING])
+def test_quiet_says_something_only_of_an_engine_that_serves(phase: Phase) -> None:
+    """A load and a pause are quiet by themselves: a head that only lost its addresses still holds its part."""
     state = running()
     (head,) = state.peers
-    said = Telemetry(node=HEAD, instance="h", phase=Phase.PAUSED, generation=7)
+    said = Telemetry(node=HEAD, instance="h", phase=phase, generation=7)
     state = replace(state, peers=(evolve(head, {"telemetry": said}),))
 
     _, _, ended = probed(state, NOW, 10 * POLICY.no_progress_s)
 
-    assert not ended
+    assert ended is (phase is Phase.SERVING)
