@@ -77,6 +77,17 @@ def test_a_signal_counts_for_the_running_generation_or_where_none_is_known(gener
     assert turn.lead.phase is (Phase.FAILING if kept else Phase.SERVING)
 
 
+def test_what_was_read_before_the_engine_was_taken_over_is_evidence_of_its_end() -> None:
+    """A new daemon reads on at once; which generation it will lead, it learns only then."""
+    turn = turn_of(head_state(Phase.PAUSED, epoch=0, generation=0))
+    for generation in (6, 7):
+        i.note_signal(turn, signal(generation=generation))
+    turn.set_lead(epoch=3, generation=7, phase=Phase.SERVING)
+    i.fail(turn, "spark-a: serve ended (exit code 1)")
+
+    assert [each.generation for each in turn.lead.failure.signals] == [7]
+
+
 def test_only_a_fatal_signal_ends_a_generation_and_only_one_that_lives() -> None:
     mere, fenced = turn_of(head_state()), turn_of(head_state(Phase.FENCING))
 

@@ -100,7 +100,7 @@ def test_our_own_stall_is_no_silence_of_the_head_even_of_one_never_heard(heard: 
 
 @pytest.mark.parametrize("phase", [Phase.PAUSED, Phase.LOADING_WEIGHTS, Phase.VERIFYING, Phase.SERVING])
 def test_quiet_says_something_only_of_an_engine_that_serves(phase: Phase) -> None:
-    """A load and a pause are quiet by themselves: a head that only lost its addresses still holds its part."""
+    """A load and a pause are quiet by themselves: a head that only lost its addresses still holds its own."""
     state = running()
     (head,) = state.peers
     said = Telemetry(node=HEAD, instance="h", phase=phase, generation=7)

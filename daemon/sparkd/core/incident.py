@@ -27,12 +27,12 @@ def note_signal(turn: Turn, signal: Signal) -> None:
     """Keep a signal of the current generation; a fatal one ends it.
 
     What is wrong with the installation or with a setting ends none by a line of text: it may be a tool's, a
-    request's or another program's, and where it is not, the engine's own end follows.
+    request's or another program's, and where it is not, the engine's own end follows. A new daemon reads what
+    an engine says before it has taken it over: until then whose generation counts is not known.
     """
-    current = turn.lead.generation
-    if signal.generation not in (0, current):
-        return
     lead = turn.lead
+    if lead.epoch and not _is_of(signal, lead.generation):
+        return
     turn.set_lead(recent=with_one_more(lead.recent, signal)[-SIGNALS_MAX:])
     if lead.failure is not None:
         turn.set_lead(
@@ -40,6 +40,10 @@ def note_signal(turn: Turn, signal: Signal) -> None:
         )
     elif lead.phase in LIVE and signal.fatal and ends_at_once(signal):
         fail(turn, f"{signal.node or 'the cluster'}: {signal.id}")
+
+
+def _is_of(signal: Signal, generation: int) -> bool:
+    return signal.generation in (0, generation)
 
 
 def observe_failure(turn: Turn, id_: str, cause: str, text: str, node: str = "") -> None:
@@ -94,7 +98,8 @@ def fail(turn: Turn, reason: str, exits: tuple[UnitExit, ...] = ()) -> None:
         phase=lead.phase,
         phase_since_s=lead.phase_since_s,
         times=Times(detected_s=turn.now, fence_ordered_s=turn.now),
-        signals=lead.recent[-SIGNALS_MAX // 2 :],  # half is kept for what is still to be read
+        # Half is kept for what is still to be read.
+        signals=tuple([s for s in lead.recent if _is_of(s, lead.generation)])[-SIGNALS_MAX // 2 :],
         exits=exits,
         kv_cache_bytes=lead.watch.said.kv_cache_bytes,
     )
