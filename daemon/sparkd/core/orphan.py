@@ -76,8 +76,8 @@ def _note_deserted(turn: Turn, generation: int) -> bool:
     head = turn.state.peer(turn.policy.head)
     if head is None or head.deserted_since_s is None or head.received is None:
         return False
-    if head.telemetry is not None and head.telemetry.phase is not Phase.SERVING:
-        return False  # while weights load, or in a pause, an engine sends nothing: quiet says nothing of it
+    if head.telemetry is not None and head.telemetry.phase is Phase.PAUSED:
+        return False  # an idle engine is not tried in a pause: that nothing is received says nothing of it
     if head.received[0] < head.deserted_since_s + turn.policy.no_progress_s:
         return False
     text = (
