@@ -7,14 +7,8 @@ import json
 
 import pytest
 
-from sparkd.cli.reading import Diagnoser
-from sparkd.signals.catalogue import packaged_catalogue
+from signals.wordings import DEAD, DIAGNOSER, LATER, REFUSALS, SERVES, START, cause_of
 
-DIAGNOSER = Diagnoser(packaged_catalogue())
-START = "(EngineCore pid=811) INFO 11-30 04:00:00 [x.py:1] Resolved architecture: Qwen3ForCausalLM"
-LATER = "(APIServer pid=700) INFO 11-30 04:03:00 [x.py:1] GPU KV cache size: 1,234,560 tokens"
-SERVES = "(APIServer pid=700) INFO:     Application startup complete."
-DEAD = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 WORDS = {
     "kv_cache_too_small": [
         "RuntimeError: Not enough memory. Please try increasing --mem-fraction-static. Current value: 0.8",
@@ -133,12 +127,8 @@ WORDS = {
         "Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down executor.",
     ],
 }
-ROWS = [(line, cause) for cause, lines in WORDS.items() for line in lines]
+ROWS = [(line, cause) for words in (WORDS, REFUSALS) for cause, lines in words.items() for line in lines]
 ALL = pytest.mark.parametrize(("line", "cause"), ROWS)
-
-
-def cause_of(*lines: str) -> str:
-    return DIAGNOSER.lines(list(lines)).diagnosis.cause
 
 
 @ALL
