@@ -1,11 +1,14 @@
 """The fast way through a log finds what the slow one finds."""
 
+import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.diagnose import write_log
 from sparkd.engines.lines import NUMBER_TEXTS, read_line
 from sparkd.intake.pump import Intake
 from sparkd.intake.records import OPENERS, Reader
@@ -20,6 +23,8 @@ from sparkd.words import UnitName
 CATALOGUE = packaged_catalogue()
 SIEVE = Sieve(CATALOGUE)
 EXAMPLES = [e for s in CATALOGUE.signatures for e in s.examples if s.proof is not Proof.NOISE]
+# The share of the lines of a served day in which one word may stand.
+COMMON = 0.02
 NOISE = ["nanobind: leaked 4 instances!", "Got negative used memory for cgroup -1, setting it to zero"]
 
 
@@ -208,3 +213,12 @@ def test_what_follows_the_phase_is_among_the_words() -> None:
 def test_the_quick_reading_of_a_phase_is_the_reading(word: str, rest: str) -> None:
     for text in (word + rest, rest + word, f"{word} | 3/4 [ {rest}"):
         assert read_phase(text) == read_line(text)
+
+
+def test_no_telling_word_is_common_in_a_healthy_log(tmp_path: Path) -> None:
+    """A common word sends every such line to the patterns, and the live tail is as slow as they are."""
+    log = tmp_path / "day.log"
+    write_log(log, 2, random.Random(7))
+    text = log.read_text()
+    bound = text.count("\n") * COMMON
+    assert not {word: n for word in CATALOGUE.telling_literals if (n := text.count(word)) > bound}
