@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,32 @@ def test_a_bus_that_came_back_is_asked_before_a_start(bed) -> None:
         assert not systemd.asked.is_set()
 
     bed(scenario)
+
+
+def test_an_answer_that_fails_when_nobody_waits_any_more_is_no_news(bed) -> None:
+    unfetched: list[str] = []
+
+    async def scenario(systemd: Systemd1, units: Systemd, told: list[object]) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: unfetched.append(said["message"]))
+        failing, asked = asyncio.Event(), asyncio.Event()
+
+        async def fail_later(_path: str) -> dict[str, Any]:
+            asked.set()
+            await failing.wait()
+            raise BusLostError("lost")
+
+        systemd.properties = fail_later
+        stopping = asyncio.create_task(units.stop(SERVE, 7, 0.0))
+        await asked.wait()
+        (answer,) = (task for task in asyncio.all_tasks() if task.get_name() == "facts-serve")
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        failing.set()
+        await asyncio.wait([answer])
+
+    bed(scenario)
+    gc.collect()
+    assert unfetched == []
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,30 @@ def unit_path(unit: str) -> str:
     return f"{MANAGER_PATH}/unit/{''.join(plain)}"
 
 
+class _Session(MessageBus):
+    """A connection whose failed writes are told once: by the call that waits for the answer."""
+
+    def send(self, msg: Message) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Send; the future fails with the connection, also where nobody waits for it.
+
+        The library's own leaves two futures behind where the write itself is refused: it ends the session,
+        which fails whoever waits, and then raises what asyncio says of a socket that is closed by now.
+        """
+        msg.serial = msg.serial or self.next_serial()
+        sent: asyncio.Future[Any] = self._loop.create_future()
+        sent.add_done_callback(_fetched)
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.schedule_write(msg, sent)
+        return sent
+
+
+def _fetched(sent: asyncio.Future[Any]) -> None:
+    """Ask for its failure: asyncio writes of each that nobody has asked for."""
+    if not sent.cancelled():
+        sent.exception()
+
+
 class SystemBus:
     """One connection that is kept up.
 
@@ -154,7 +178,7 @@ class SystemBus:
             await asyncio.sleep(RECONNECT_S)
 
     async def _connected(self) -> MessageBus:
-        bus = MessageBus(bus_address=self._address, bus_type=BusType.SYSTEM)
+        bus = _Session(bus_address=self._address, bus_type=BusType.SYSTEM)
         await bus.connect()
         try:
             await self._subscribe(bus)

@@ -97,6 +97,7 @@ class Services:
         asked = self._asked.get(unit)
         if asked is None or asked.done():
             asked = self._asked[unit] = asyncio.create_task(_facts(self._bus, unit), name=f"facts-{unit}")
+            asked.add_done_callback(_fetched)
         facts = self._seen[unit] = await asyncio.shield(asked)
         return facts
 
@@ -236,6 +237,12 @@ class Services:
 
 async def _facts(bus: SystemBus, unit: UnitName) -> Facts:
     return facts_of(await bus.properties(unit_path(service(unit))))
+
+
+def _fetched(asked: asyncio.Task[Facts]) -> None:
+    """Ask for its failure: asyncio writes of each that nobody waits for any more."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _rung(event: asyncio.Event) -> asyncio.Event:
