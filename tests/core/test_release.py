@@ -111,3 +111,14 @@ def test_only_a_true_rise_counts() -> None:
     assert (turn.member.rose_bytes, turn.member.rose_at_s) == (101 * GIB, NOW)
     release.note_rise(turn, 90 * GIB)
     assert turn.member.rose_bytes == 101 * GIB
+
+
+@pytest.mark.parametrize(
+    ("read_s", "fenced", "lacks"),
+    [(NOW - 0.001, 6, True), (NOW, 6, False), (NOW - 0.001, 7, False), (None, 6, True), (None, 7, False)],
+)
+def test_a_reading_is_asked_for_until_one_is_of_after_the_end(read_s, fenced, lacks) -> None:
+    """Also one that was taken between the end and its step, of which nobody can say that all is gone."""
+    sample = None if read_s is None else MemorySample(read_s, GIB, TOTAL)
+    state = worker_state(memory=sample, emptied_at_s=NOW, emptied_generation=7, fenced_generation=fenced)
+    assert release.lacks_reading(state.member) is lacks

@@ -29,9 +29,10 @@ from sparkd.app.notice import Notice
 from sparkd.app.outside import Callbacks, connect
 from sparkd.app.people import People
 from sparkd.config import EX_CONFIG, Loaded
+from sparkd.core import release
 from sparkd.core.beginning import initial
 from sparkd.core.commands import Command
-from sparkd.core.events import Event, OperatorAsked, UnitEmptied, Verb
+from sparkd.core.events import OperatorAsked, Verb
 from sparkd.core.records import IncidentClosed, MessageDropped, Record, SettingsAdopted
 from sparkd.core.state import State
 from sparkd.engines.digest import context_of
@@ -40,7 +41,6 @@ from sparkd.export.metrics import Metrics
 from sparkd.loop.executor import Executor
 from sparkd.loop.pumps import keep_up, pump_guard, pump_memory
 from sparkd.loop.runner import Loop
-from sparkd.ports import Emit
 from sparkd.signals.causes import CAUSES
 from sparkd.store.disk import DiskStore
 from sparkd.store.lock import StateLock, StateLockedError
@@ -82,7 +82,7 @@ class Daemon:
             stepped=self._stepped,
         )
         self._notice = Notice(Notifier.of(os.environ))
-        told = Callbacks(_asking(self._loop.emit, self._memory_asked), self._twin, self._dropped, self.end)
+        told = Callbacks(self._loop.emit, self._twin, self._dropped, self.end)
         self._outside = connect(loaded, self._instance, self._lock.predecessors, self._clock, told)
         self._executor = Executor(self._outside.world, self._loop.emit)
         self._people = People(loaded, self._loop, self._store, self._metrics, self._clock)
@@ -168,6 +168,8 @@ class Daemon:
 
     def _observe(self, state: State, records: Sequence[Record], now: float) -> None:
         self._metrics.update(state, self._loaded.policy, now)
+        if release.lacks_reading(state.member):
+            self._memory_asked.set()  # asked by the state: a unit's end is told before the core has dated it
         if not records:
             return
         self._metrics.records(records)
@@ -242,17 +244,6 @@ async def _start_broker(loaded: Loaded, clock: MonotonicClock, stack: contextlib
     except BrokerStartError as error:
         raise AppError(str(error), _code_of(error.__cause__)) from error
     stack.push_async_callback(broker.stop)
-
-
-def _asking(emit: Emit, memory_asked: asyncio.Event) -> Emit:
-    """Return an *emit* that asks for the reading of memory for which a fence waits after a unit's end."""
-
-    def heard(event: Event) -> None:
-        emit(event)
-        if isinstance(event, UnitEmptied):
-            memory_asked.set()
-
-    return heard
 
 
 def _context(loaded: Loaded) -> str:

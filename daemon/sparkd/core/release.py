@@ -10,6 +10,7 @@ what there is (`core.fitting`), and a fall with every start is a leak (`core.lea
 from __future__ import annotations
 
 from sparkd.core.records import MemoryNotBack
+from sparkd.core.state import Member
 from sparkd.core.turn import Turn
 from sparkd.signals.model import MemorySample
 from sparkd.sizing.model import Node
@@ -41,6 +42,11 @@ def patient_until_s(turn: Turn, emptied_at_s: float) -> float:
     return max(emptied_at_s + release_s, rising_until_s)
 
 
+def lacks_reading(member: Member) -> bool:
+    """Return whether the memory is waited for, and the newest reading is of before the end."""
+    return member.fenced_generation < member.emptied_generation and _sample_since(member) is None
+
+
 def note_rise(turn: Turn, available_bytes: int) -> None:
     """Take a reading of the memory while it is waited for."""
     if available_bytes > turn.member.rose_bytes + RISE_BYTES:
@@ -51,7 +57,7 @@ def _is_back(turn: Turn) -> bool:
     """Whether it was measured back. What was there before a start is unknown where nobody had measured."""
     if not turn.member.ran:
         return True  # nothing was started here
-    before, sample = _available_before(turn), _sample_since(turn)
+    before, sample = _available_before(turn), _sample_since(turn.member)
     if before is None or sample is None:
         return False
     return sample.available_bytes >= before - turn.policy.memory_tolerance_bytes
@@ -59,7 +65,7 @@ def _is_back(turn: Turn) -> bool:
 
 def _is_enough(turn: Turn, emptied_at_s: float) -> bool:
     """Whether no more comes, and the numbers find room for these settings; what is unknown is waited for."""
-    member, sample = turn.member, _sample_since(turn)
+    member, sample = turn.member, _sample_since(turn.member)
     if member.intent is None or member.model is None or sample is None or not turn.policy.unified_memory:
         return False
     flat_s = max(emptied_at_s, member.rose_at_s) + FLAT_S
@@ -81,15 +87,15 @@ def _available_before(turn: Turn) -> int | None:
     return member.returned[-1]
 
 
-def _sample_since(turn: Turn) -> MemorySample | None:
+def _sample_since(member: Member) -> MemorySample | None:
     """Return the newest reading, None where it is of before the end."""
-    sample, since_s = turn.member.memory, turn.member.emptied_at_s
+    sample, since_s = member.memory, member.emptied_at_s
     return sample if sample is not None and since_s is not None and sample.at_s >= since_s else None
 
 
 def _tell(turn: Turn, emptied_at_s: float) -> None:
     """The wait is over: the fence is answered, but not with what was not measured."""
-    before, sample = _available_before(turn), _sample_since(turn)
+    before, sample = _available_before(turn), _sample_since(turn.member)
     lacking = None if before is None or sample is None else before - sample.available_bytes
     generation = turn.member.emptied_generation
     turn.set_member(unreleased_generation=generation)

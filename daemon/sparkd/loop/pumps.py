@@ -36,7 +36,7 @@ async def keep_up(name: str, pump: Callable[[], Awaitable[None]], failed: Callab
 async def pump_memory(memory: Memory, emit: Emit, asked: asyncio.Event) -> None:
     """Read this node's memory periodically, and at once where it is *asked*; unknown is not told.
 
-    A fence waits for the reading after the last process is gone.
+    A fence waits for the reading after the last process is gone (`core.release.lacks_reading`).
     """
     while True:
         sample = memory.read()
