@@ -6,7 +6,8 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -82,3 +83,30 @@ def test_what_is_no_text_is_sent_all_the_same(heard) -> None:
     way, notifier = heard
     notifier.status("no \udcff here")
     assert way.recv(1000).decode() == "STATUS=no ? here"
+
+
+def fill(way: socket.socket) -> None:
+    """Leave no room where systemd listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        others.connect(way.getsockname())
+        with suppress(BlockingIOError):
+            while True:
+                others.send(b"STATUS=busy")
+
+
+def test_up_is_not_lost_where_systemd_is_busy(heard) -> None:
+    """Said once by a unit of the engine, it waits for room; the daemon, which may not, says it again."""
+    way, notifier = heard
+    fill(way)
+    assert not notifier.ready()
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(notifier.ready, 10.0)
+        while way.recv(1000) != b"READY=1":
+            pass
+        assert said.result(10)
+
+
+def test_who_has_no_systemd_has_said_it() -> None:
+    assert Notifier.of({}).ready()
+    assert not Notifier.of({"NOTIFY_SOCKET": "/no/such/socket"}).ready()

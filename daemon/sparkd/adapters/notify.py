@@ -1,6 +1,7 @@
 """What a service tells systemd: sd_notify(3), datagrams to $NOTIFY_SOCKET. Silent where there is none.
 
-A message is sent or lost, never waited for: what it says is said again by the next one.
+A message is sent or lost, never waited for: what it says is said again by the next one. Except for READY:
+without it systemd holds the service for starting for ever, so who says it learns whether it was taken.
 Light to import (the engine's start waits for it): `socket` alone would take longer than all the rest.
 """
 
@@ -31,9 +32,9 @@ class Notifier:
         """Return the one of this process's environment."""
         return cls(environ.get("NOTIFY_SOCKET"))
 
-    def ready(self) -> None:
-        """The service is up."""
-        self._send("READY=1")
+    def ready(self, wait_s: float = 0.0) -> bool:
+        """The service is up; return False where that was not taken within *wait_s* seconds: say it again."""
+        return self._address is None or self._send("READY=1", wait_s)
 
     def status(self, text: str) -> None:
         """Show *text* in `systemctl status`; said only where it has changed."""
@@ -49,7 +50,7 @@ class Notifier:
         """The service has begun to end by itself."""
         self._send("STOPPING=1")
 
-    def _send(self, text: str) -> bool:
+    def _send(self, text: str, wait_s: float = 0.0) -> bool:
         """Return whether it was sent; without a descriptor left it is lost like any other, never raised."""
         if self._address is None:
             return False
@@ -58,7 +59,7 @@ class Notifier:
         except OSError:
             return False
         try:
-            way.setblocking(False)
+            way.settimeout(wait_s)
             way.sendto(text.encode("utf-8", "replace"), self._address)
         except OSError:
             return False

@@ -21,10 +21,9 @@ class Notice:
 
     def stepped(self, state: State, policy: Policy, now: float) -> None:
         """Tell of a step; up means that this node itself has been looked at, whoever else is there."""
-        if not self._ready and state.member.swept:
-            self._ready = True
-            self._notifier.ready()
-        elif now - self._told_at_s < EVERY_S:
+        became = not self._ready and state.member.swept and self._notifier.ready()
+        self._ready |= became
+        if not became and now - self._told_at_s < EVERY_S:
             return
         self._told_at_s = now
         self._notifier.alive()

@@ -28,6 +28,8 @@ OWN_FOLDER = "RUNTIME_DIRECTORY"
 """systemd's name for the unit's own folder, <run_dir>/<unit> (systemd.exec(5), RuntimeDirectory=)."""
 COUNTS = ("SPARKD_", "CREDENTIALS_DIRECTORY")
 SIZE_MAX = 1 << 20
+READY_S = 10.0
+"""So long for systemd to take that the unit is up, which is said once: a busy systemd's queue is full."""
 STAMP = '"stamp": ['
 """What stands before the stamp in an order (`adapters.launch.text_of`)."""
 END = "]"
@@ -71,7 +73,8 @@ def become(unit: str, stamp: tuple[int, int], noted: Noted, environ: Mapping[str
     env[executed.STAMP_NAME] = executed.restamped(env[executed.STAMP_NAME], stamp[1])
     notifier = Notifier.of(environ)
     notifier.status(f"generation {stamp[1]} (epoch {stamp[0]})")
-    notifier.ready()
+    if not notifier.ready(READY_S):
+        print(f"sparkd exec {unit}: systemd has not taken that the unit is up", file=sys.stderr)
     os.execve(noted.program, noted.argv, env)  # noqa: S606 - becoming the engine is the job
 
 
