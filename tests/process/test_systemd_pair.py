@@ -121,6 +121,27 @@ def test_a_daemon_that_stands_still_is_replaced_by_the_watchdog(pair) -> None:
     assert pair.worker.engine() == engine
 
 
+def test_a_node_that_leaves_while_its_daemon_has_crashed_orphans_nothing(pair) -> None:
+    """Systemd ends what the daemon would have ended: nothing is left there, and the head ends its part."""
+    pair.until_serving(60.0)
+    path = "/run/systemd/system/sparkd.service.d/crashed.conf"
+    pair.worker.box.write(path, "[Service]\nRestart=no\n")
+    pair.worker.systemctl("daemon-reload")
+    pair.worker.systemctl("kill", "-s", "KILL", "--kill-who=main", "sparkd")
+    assert netns.wait_until(lambda: pair.worker.shown("sparkd.service", "ActiveState") == "failed", 20.0)
+    assert pair.worker.engine(), "what serves does not notice"
+    pair.worker.systemctl("stop", "sparkd.target")
+    assert netns.wait_until(lambda: [m.engine() for m in pair.machines] == [(), ()], 60.0), pair.told()
+    assert [machine.stamps() for machine in pair.machines] == [set(), set()]
+    assert not pair.head.status()["serving"]
+    pair.worker.box.path(path).unlink()
+    pair.worker.systemctl("daemon-reload")
+    pair.worker.systemctl("start", "sparkd", "sparkd.target")
+    if pair.until(lambda now: now["serving"] or now["phase"] == "paused", 120.0)["phase"] == "paused":
+        pair.head.box.run("/opt/sparkd/bin/sparkctl", "resume")
+    pair.until_serving(120.0)
+
+
 def test_a_node_that_leaves_takes_the_engine_down_in_order(pair) -> None:
     """The last of this module: nothing is left on either node, and leaving is no incident."""
     pair.until_serving(60.0)
