@@ -61,7 +61,7 @@ def _run(settings: Settings) -> int:
     watch = Watch(settings, status)
     watch.listen()
     kept = watch.prepare()
-    watch.systemd.tell("READY=1")
+    watch.is_up()
     say(f"guards {watch.scope.path or settings.tree}: {settings.mode}, floor {gib(settings.floor)}")
     watch.run()
     kept.clear()
