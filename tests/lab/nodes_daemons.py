@@ -165,6 +165,35 @@ def stands_still(nodes: Nodes, result: Result) -> None:
     n.unnoticed(nodes, result, inject, holds=lambda said: said["epoch"] >= epoch)
 
 
+def stopped_by_hand(node: str, unit: str) -> Callable[[Nodes, Result], None]:
+    """Return the scenario in which a person stops a unit while its node's daemon is away: a pause.
+
+    Of a worker's the head has seen an end before it learns whose hand it was: an incident that ends so.
+    """
+
+    def scenario(nodes: Nodes, result: Result) -> None:
+        machine, before = getattr(nodes, node), nodes.serving()
+        incidents = len(nodes.incidents())
+        machine.systemctl("stop", "sparkd")
+        machine.systemctl("stop", unit)
+        machine.systemctl("start", "sparkd")
+        nodes.phase("paused")
+        left = nodes.dead_processes()
+        nodes.verb("resume")
+        after = nodes.serving()
+        every = nodes.incidents()
+        new = [found["outcome"] for found in every[: len(every) - incidents] if found["outcome"] != "stopped"]
+        result.cause = "none"
+        result.ok = not left and not new and after["generation"] > before["generation"]
+        result.note = "" if result.ok else f"left {left}, incidents {new}, generation {after['generation']}"
+
+    scenario.__name__ = f"unit_stopped_while_away_{node}"
+    scenario.__doc__ = (
+        f"systemctl stop {unit} while the {node}'s daemon is away: it stays stopped until resume."
+    )
+    return scenario
+
+
 TWIN = """
 sed -e 's/192.168.200.13/10.10.0.99/; s/10.10.0.13/10.10.0.98/' /etc/sparkd/sparkd.toml > /run/lab-twin.toml
 for address in 10.10.0.98 10.10.0.99; do ip addr add $address/32 dev lo; done
@@ -199,3 +228,4 @@ def two_under_one_name(nodes: Nodes, result: Result) -> None:
 
 SERVING = [while_serving(node, how) for node in n.DAEMONS for how in ("restart", "SIGKILL")]
 STARTING = [while_starting(phase) for phase in HELD]
+BY_HAND = [stopped_by_hand("head", "sparkd-serve"), stopped_by_hand("worker", "sparkd-ray")]

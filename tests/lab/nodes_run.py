@@ -39,6 +39,7 @@ ORDER: tuple[tuple[Scenario, str | None], ...] = (
     (daemons.head_while_failing, None),
     (daemons.two_under_one_name, "none"),
     (daemons.stands_still, "none"),
+    *((scenario, "none") for scenario in daemons.BY_HAND),
     (world.broker_killed, "none"),
     (world.broker_away, "none"),
     (world.broker_rolled_back, "none"),
