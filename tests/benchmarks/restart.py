@@ -60,6 +60,7 @@ backoff_max_s = 1
 jitter_share = 0
 transient_budget = 100
 unknown_unchanged = 100
+budget_window_s = 10
 [timeouts]
 drain_deadline_s = 0.001
 """
