@@ -12,7 +12,8 @@ A peer that was suspended is placed too early until the first exchange after it,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from sparkd.core.messages import Echo, Report, Telemetry
 from sparkd.signals.model import Signal
@@ -27,8 +28,7 @@ stamps or was not exchanged with yet: as long as a tie, many times a delivery in
 _NEVER_S = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(NamedTuple):
     """By how much this node's clock is ahead of a peer's, seconds: at least `low_s`, at most `high_s`.
 
     `at_s`: when that was so, on this node's clock.
