@@ -23,7 +23,7 @@ from sparkd.core.records import InvariantBroken, Record
 from sparkd.core.state import AT_ONCE, NEVER_S, State
 from sparkd.core.turn import Concern, Turn
 
-_DECIDE, _MEMBER, _PROBE, _SAY = Concern
+_DECIDE, _MEMBER, _PROBE, _SAY = map(int, Concern)  # lists are indexed quicker by plain ints
 
 
 class Step(NamedTuple):

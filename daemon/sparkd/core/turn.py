@@ -36,7 +36,7 @@ class Concern(IntEnum):
     SAY = 3
 
 
-_FIRST = Concern.DECIDE
+_FIRST = int(Concern.DECIDE)
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Turn(Draft):
     commands: list[Command]
     records: list[Record]
     wakes: list[float]
-    concern: Concern
+    concern: int
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Turn(Draft):
         """Ask that what is being decided is decided again at *at_s* at the latest."""
         self.wake_for(self.concern, at_s)
 
-    def wake_for(self, concern: Concern, at_s: float) -> None:
+    def wake_for(self, concern: int, at_s: float) -> None:
         """Ask that *concern* is looked at at *at_s* at the latest."""
         self.wakes[concern] = min(self.wakes[concern], at_s)
 
@@ -156,7 +156,7 @@ class Turn(Draft):
                 self.state.__dict__["wakes"] = wakes
         return self.state
 
-    def begin(self, concern: Concern) -> None:
+    def begin(self, concern: int) -> None:
         """Begin a part of the step; its deadlines are found anew."""
         self.concern = concern
         self.wakes[concern] = NEVER_S

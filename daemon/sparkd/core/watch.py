@@ -56,11 +56,12 @@ def ray_runs(turn: Turn) -> bool:
 
 
 def _probe_membership(turn: Turn) -> None:
-    if turn.lead.watch.probing_membership or turn.policy.backend is not Backend.RAY:
+    lead = turn.lead
+    if lead.watch.probing_membership or turn.policy.backend is not Backend.RAY:
         return
     if turn.due(next_membership_s(turn)):
         turn.set_watch(news=False, probing_membership=True, probed_membership_at_s=turn.now)
-        turn.order(ProbeMembership(generation=turn.lead.generation))
+        turn.order(ProbeMembership(generation=lead.generation))
 
 
 def next_membership_s(turn: Turn) -> float:
@@ -78,10 +79,11 @@ def _period(phase: Phase, every_s: float) -> float:
 
 
 def _probe_engine(turn: Turn) -> None:
-    if turn.lead.watch.probing_engine or not turn.due(next_engine_s(turn)):
+    lead = turn.lead
+    if lead.watch.probing_engine or not turn.due(next_engine_s(turn)):
         return
     turn.set_watch(news=False, probing_engine=True, probed_engine_at_s=turn.now)
-    turn.order(ProbeEngine(generation=turn.lead.generation))
+    turn.order(ProbeEngine(generation=lead.generation))
 
 
 def next_engine_s(turn: Turn) -> float:
