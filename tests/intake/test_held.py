@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkd.engines.lines import read_line
 from sparkd.intake.pump import Batch, Intake
 from sparkd.signals.catalogue import packaged_catalogue
-from sparkd.signals.precedence import BURST, UNEXPLAINED, UNEXPLAINED_ID
+from sparkd.signals.precedence import BURST, UNEXPLAINED_ID, UNKNOWN_EXCEPTION
 from sparkd.words import UnitName
 
 CATALOGUE = packaged_catalogue()
@@ -53,7 +53,9 @@ def test_of_errors_that_nobody_knows_the_last_is_told_and_only_at_the_end() -> N
 
 
 def test_an_exception_that_nobody_knows_is_told_at_once() -> None:
-    assert feed(Intake("a", CATALOGUE, read_line), "KeyError: 'layers.3.mlp'", 1.0) == [(UNEXPLAINED, 1.0)]
+    assert feed(Intake("a", CATALOGUE, read_line), "KeyError: 'layers.3.mlp'", 1.0) == [
+        (UNKNOWN_EXCEPTION, 1.0)
+    ]
 
 
 def test_of_what_counts_by_its_number_a_burst_is_told() -> None:

@@ -12,7 +12,7 @@ from sparkd.intake.sieve import Sieve
 from sparkd.intake.whole import Origin, WholeLog
 from sparkd.signals.assess import Assessment, assess
 from sparkd.signals.catalogue import packaged_catalogue
-from sparkd.signals.causes import CANDIDATES_ONLY, CAUSES
+from sparkd.signals.causes import BY_TRACE, CAUSES
 
 CATALOGUE = packaged_catalogue()
 SIEVE = Sieve(CATALOGUE)
@@ -39,7 +39,7 @@ def check(case: Case, found: Assessment) -> None:
 
 
 def test_every_cause_has_a_case() -> None:
-    observed_only = {"host_memory_pressure", *CANDIDATES_ONLY}
+    observed_only = {"host_memory_pressure", *BY_TRACE}
     assert {case.cause for case in (*CASES, *HEALTHY)} | observed_only == set(CAUSES)
 
 

@@ -10,7 +10,7 @@ from sparkd.signals.catalogue import Signature, packaged_catalogue
 from sparkd.signals.judge import judge
 from sparkd.signals.match import recognise
 from sparkd.signals.model import Evidence, Proof, Record, Signal, UnitExit
-from sparkd.signals.precedence import BURST, UNEXPLAINED
+from sparkd.signals.precedence import BURST, UNKNOWN_EXCEPTION
 from sparkd.words import Phase, UnitName
 
 CATALOGUE = packaged_catalogue()
@@ -47,7 +47,9 @@ def test_a_weak_line_does_not_beat_an_exception(signature: Signature) -> None:
 
 @pytest.mark.parametrize("signature", WEAK, ids=lambda signature: signature.id)
 def test_a_weak_line_does_not_beat_an_exception_of_a_live_engine(signature: Signature) -> None:
-    raised = Signal(UNEXPLAINED, "unknown", Proof.CASCADE, "a", "log", "KeyError: 'a'", 30.0, fatal=True)
+    raised = Signal(
+        UNKNOWN_EXCEPTION, "unknown", Proof.CASCADE, "a", "log", "KeyError: 'a'", 30.0, fatal=True
+    )
     evidence = Evidence((*weak_signals(signature), raised), (EXIT,), Phase.LOADING_WEIGHTS, ("a", "b"), "a")
     assert judge(evidence).cause == "unknown"
 

@@ -10,14 +10,14 @@ import pytest
 from signals.cases import CASES, VARIANTS, Case
 from sparkd.cli.reading import Diagnoser
 from sparkd.signals.catalogue import packaged_catalogue
-from sparkd.signals.causes import CANDIDATES_ONLY, CAUSES
+from sparkd.signals.causes import BY_TRACE, CAUSES
 from sparkd.signals.model import Diagnosis
 
 DIAGNOSER = Diagnoser(packaged_catalogue())
 Change = Callable[[list[str]], list[str]]
 # Classes that hardly differ in words.
 FEW = {"ray_auth_refused", "cuda_fork_reinit", "uma_host_exhaustion", "clean_shutdown", "host_overheated"}
-OBSERVED_ONLY = {"host_memory_pressure", *CANDIDATES_ONLY}
+OBSERVED_ONLY = {"host_memory_pressure", *BY_TRACE}
 # What a page makes of these cannot be told apart from something else.
 LOST = {
     "column 80": {"ibv_modify_qp failed", "Finished server process", "Using the loopback"},
@@ -158,7 +158,7 @@ def test_a_failure_that_nobody_knows_is_not_nothing() -> None:
 def test_a_slip_in_the_engines_code_is_a_candidate() -> None:
     found = diagnosed(["KeyError: 'layers.0.mlp'"])
     assert (found.cause, found.candidates[0]) == ("unknown", "engine_internal_error")
-    assert not CANDIDATES_ONLY & {signature.cause for signature in packaged_catalogue().signatures}
+    assert not BY_TRACE & {signature.cause for signature in packaged_catalogue().signatures}
 
 
 def test_an_error_after_which_the_engine_went_on_is_nothing() -> None:

@@ -299,7 +299,7 @@ def _completed(told: Signal, whole: Signal) -> Signal:
 
 def _is_part(unexplained: Signal, signal: Signal) -> bool:
     """Return whether an exception that nobody knew is the beginning of a message that was wrapped."""
-    if unexplained.id != UNEXPLAINED:
+    if unexplained.id not in UNEXPLAINED:
         return False
     return pasted.squeeze(unexplained.quote).removesuffix(":") in pasted.squeeze(signal.quote)
 

@@ -214,9 +214,8 @@ _ALL = (
     _undecided(NONE, "nothing is wrong"),
 )
 
-CANDIDATES_ONLY = frozenset({"engine_internal_error"})
-"""What is offered beside `unknown` and never named: a slip in an engine's code is as often a weight without a
-name, a proxy or a damaged cache (10 of 21 in logs of public reports were the engine's)."""
+BY_TRACE = frozenset({"engine_internal_error"})
+"""What no words name, only where a trace ends (`slips`); a slip without its trace has it as a candidate."""
 
 CAUSES: Mapping[str, CauseInfo] = MappingProxyType({info.code: info for info in _ALL})
 

@@ -38,7 +38,7 @@ _AFTER_A_HANG = frozenset(
 _OWN_ERRORS = frozenset({"worker_exception", "engine_core_failed"})
 # An error of the device ends the process that it is said in.
 _DEVICE_ERRORS = frozenset({"cuda_error_untold"})
-_ANY_ERRORS = frozenset({*_OWN_ERRORS, UNEXPLAINED})
+_ANY_ERRORS = frozenset({*_OWN_ERRORS, *UNEXPLAINED})
 # A crash that a process's own end may be: of an exception, while the interpreter is torn down.
 _CRASHES = frozenset({"process_crashed", "crash_reported"})
 _REMOTE = frozenset({"peer_lost", "nccl_remote_error", "nccl_init_failure"})

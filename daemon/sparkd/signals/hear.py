@@ -9,7 +9,8 @@ from sparkd.signals.causes import UNKNOWN
 from sparkd.signals.exceptions import raised_in
 from sparkd.signals.match import NO_PLACES, QUOTE_CHARS, Places, recognise
 from sparkd.signals.model import Proof, Record, Signal
-from sparkd.signals.precedence import UNEXPLAINED, UNEXPLAINED_ID
+from sparkd.signals.precedence import ENGINES_OWN, UNEXPLAINED_ID, UNKNOWN_EXCEPTION
+from sparkd.signals.slips import is_engines_own
 
 # What says no more than that something failed: an exception in the same record may be the reason.
 SURFACE = "engine_dead_unspecified"
@@ -31,7 +32,8 @@ def _unexplained(record: Record) -> tuple[Signal, ...]:
     raised = raised_in(record.text)
     if raised is None:
         return ()
-    return (replace(error_of(record, raised), id=UNEXPLAINED, fatal=True),)
+    name = ENGINES_OWN if is_engines_own(record.text, raised) else UNKNOWN_EXCEPTION
+    return (replace(error_of(record, raised), id=name, fatal=True),)
 
 
 def error_of(record: Record, words: str) -> Signal:

@@ -34,7 +34,7 @@ WHY = "only suggests, and nothing ties it to the end"
 def hints_of(signals: Sequence[Signal], exits: Sequence[UnitExit]) -> tuple[Signal, ...]:
     """Return the suggestions among *signals* that are no more than candidates for what ended."""
     causes = _loose(signals, exits)
-    raised = [s for s in signals if s.id == UNEXPLAINED]
+    raised = [s for s in signals if s.id in UNEXPLAINED]
     lines = Counter(s.node for s in signals if s.id in LONE_IDS)
     return tuple(
         s

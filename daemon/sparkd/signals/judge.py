@@ -52,6 +52,7 @@ _MIGHT_BE = {
     "engine_dead_unspecified": ("worker_process_died", "cuda_oom", "ray_oom_kill", "peer_lost"),
     "nccl_init_failure": ("shm_too_small", "ib_roce_error", "wrong_interface", "nccl_socket_connect"),
     "nccl_remote_error": ("worker_process_died", "peer_lost", "ib_roce_error"),
+    "engine_internal_error": ("broken_install", "model_unsupported", "bad_cli_argument"),
     UNKNOWN: ("worker_process_died", "clean_shutdown", "killed_unspecified", "bad_cli_argument"),
 }
 # Faults of a kernel, after which the device goes on.
@@ -265,6 +266,7 @@ def _node(root: Signal, signals: Sequence[Signal], evidence: Evidence) -> str | 
 def _diagnose(
     root: Signal, signals: Sequence[Signal], loose: Sequence[Signal], evidence: Evidence
 ) -> Diagnosis:
+    root = _named(root)
     info = cause_info(root.cause)
     phase = when.phase_of(root, signals, evidence)
     node = _node(root, signals, evidence)
@@ -290,6 +292,13 @@ def _diagnose(
         if might
         else info.advice or (_WOULD_DECIDE if root.cause == UNKNOWN else ""),
     )
+
+
+def _named(root: Signal) -> Signal:
+    """Return *root*; an exception of the engine's own code is no unknown cause."""
+    if root.id != precedence.ENGINES_OWN:
+        return root
+    return replace(root, cause="engine_internal_error", proof=Proof.SUGGESTS)
 
 
 def _is_same_line(signal: Signal, root: Signal) -> bool:

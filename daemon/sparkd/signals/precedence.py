@@ -181,8 +181,11 @@ HANGS = frozenset({"engine_hang", "nccl_timeout"})
 WAITED_FOR_A_DEAD = frozenset({"c10d_connect_timeout", "engine_hang", "nccl_timeout"})
 
 
-UNEXPLAINED = "unexplained_exception"
+UNKNOWN_EXCEPTION = "unexplained_exception"
 """An exception that no signature knows."""
+ENGINES_OWN = "engines_own_exception"
+"""One that the engine's own code raised, as its innermost frame shows (`slips`)."""
+UNEXPLAINED = frozenset({UNKNOWN_EXCEPTION, ENGINES_OWN})
 LONE_IDS = frozenset({"uma_driver_no_memory"})
 """What a healthy node's driver says, too: of these one line is nothing, and `BURST` lines are."""
 BURST = 5

@@ -61,7 +61,7 @@ def _waited(signal: Signal, evidence: Evidence) -> bool:
     first_s = min(s.at_s for s in evidence.signals if s.cause == signal.cause)
     worked_s = evidence.worked_at_s
     return any(
-        s.id == UNEXPLAINED and 0.0 < first_s - s.at_s <= LINGER_S and (worked_s is None or worked_s < s.at_s)
+        s.id in UNEXPLAINED and 0.0 < first_s - s.at_s <= LINGER_S and (worked_s is None or worked_s < s.at_s)
         for s in evidence.signals
     )
 

@@ -63,6 +63,7 @@ _IN_ITS_WORDS = frozenset(
         "tokenizer_or_template_error",
         "host_overheated",
         "memory_guard_kill",
+        "engine_internal_error",
         "unknown",
     }
 )

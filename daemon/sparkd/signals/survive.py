@@ -82,7 +82,7 @@ def ends_at_once(signal: Signal) -> bool:
     What sparkd itself observed is no loose word. An exception that nobody knows may be a request's. Who asked
     an engine to stop is known with its end only: a person's stop would look like ours beside our own kills.
     """
-    waits = signal.cause in ENDS_BY_ITSELF | {"clean_shutdown"} or signal.id == UNEXPLAINED
+    waits = signal.cause in ENDS_BY_ITSELF | {"clean_shutdown"} or signal.id in UNEXPLAINED
     return signal.source == OWN_SOURCE or not waits
 
 
