@@ -92,10 +92,10 @@ class Sparkd:
             heard.kv_cache_bytes / heard.kv_requests if heard.kv_cache_bytes and heard.kv_requests else None
         )
         weights, tokens = heard.weights_bytes, heard.request_tokens
-        if self.sizing:
-            weights = int(truth.weights * GIB * 1.01)
-            tokens = truth.length(settings)
-            request = truth.needed_kv(settings) * GIB * 1.01
+        if self.sizing:  # what a log says goes before what the files tell, as in the daemon
+            weights = weights or int(truth.weights * GIB * 1.01)
+            tokens = tokens or truth.length(settings)
+            request = request or truth.needed_kv(settings) * GIB * 1.01
         return Facts(
             settings=settings,
             failures=len(self.causes) + 1,
