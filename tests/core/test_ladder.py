@@ -212,6 +212,21 @@ def test_while_loading_nothing_is_left_when_weights_are_read_lazily_already() ->
     assert ladder.step_down(kill, known(lazy), POLICY) is None
     assert "weights do not fit" in ladder.end_of(kill, POLICY)
 
+@pytest.mark.parametrize("phase", [Phase.LOADING_WEIGHTS, Phase.PROFILING])
+def test_a_share_that_comes_later_than_the_kill_is_not_lowered_again_and_again(phase) -> None:
+    least = Settings(
+        load_format=LoadFormat.LAZY, max_num_batched_tokens=512, max_num_seqs=512, cudagraph=CudaGraph.NONE
+    )
+    full = known(least, baseline_bytes=TOTAL - 9 * GIB, weights_bytes=60 * GIB)
+    kill = diagnosed("uma_host_exhaustion", phase)
+
+    first, _ = step(kill, full)
+
+    assert first == replace(least, gpu_memory_utilization=first.gpu_memory_utilization)
+    assert first.gpu_memory_utilization < 0.9
+    assert ladder.step_down(kill, replace(full, repeats=1), POLICY) is None
+
+
 
 @pytest.mark.parametrize("phase", [Phase.PROFILING, Phase.COMPILING])
 def test_while_profiling_the_steps_become_smaller_twice_where_the_weights_are_not_known(phase) -> None:

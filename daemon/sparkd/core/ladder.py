@@ -17,7 +17,7 @@ from sparkd.core.room import fit_free_memory, foresee, make_room, spend
 from sparkd.core.rungs import Draft, Step
 from sparkd.core.spikes import LEAST_REST_BYTES
 from sparkd.signals.model import Diagnosis
-from sparkd.words import GIB, Backend, Floors, Phase, Settings
+from sparkd.words import GIB, Backend, Floors, LoadFormat, Phase, Settings
 
 HOST_CAUSES = (
     "ray_oom_kill",
@@ -98,7 +98,14 @@ def load_lightly(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: 
     """While loading only weights and page cache count: read lazily, and fit the share for what comes."""
     draft = Draft(settings).try_(rungs.lazy_load, need, floors).try_(rungs.fit_share, need, floors)
     draft = draft.try_(rungs.fit_pin, need, floors)
-    return foresee(draft, need, floors).step if draft.said else None
+    if not draft.said or (settings.load_format is LoadFormat.LAZY and _at_its_end(settings, need)):
+        return None
+    return foresee(draft, need, floors).step
+
+
+def _at_its_end(settings: Settings, need: Need) -> bool:
+    """Whether another kill shows that the share is not what counts: what it sizes comes later than this."""
+    return need.known.repeats > 0 and settings == need.known.settings
 
 
 def shrink_steps(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: Floors) -> Step:
@@ -108,6 +115,8 @@ def shrink_steps(settings: Settings, need: Need, _diagnosis: Diagnosis, floors: 
         before, draft = draft, draft.try_(rungs.lower_batched_tokens, need, floors)
     if not draft.said:
         draft = draft.try_(rungs.lower_graphs, need, floors)
+    if not draft.said and _at_its_end(settings, need):
+        return None
     draft = draft.try_(rungs.fit_share, need, floors).try_(rungs.fit_pin, need, floors)
     return foresee(draft, need, floors).step if draft.said else None
 
