@@ -10,11 +10,11 @@ from core.given import POLICY
 from sparkd.core import spikes
 from sparkd.core.need import Known, gib, limit_of, need_of, reading_of
 from sparkd.signals.model import Diagnosis, Quantity
-from sparkd.words import GIB, CudaGraph, Phase, Settings, Sizes
+from sparkd.words import GIB, Backend, CudaGraph, Phase, Settings, Sizes
 
 TOTAL = 100 * GIB
 DISCRETE = replace(POLICY, unified_memory=False)
-PLAIN = Settings(ray_memory_threshold=None)
+PLAIN = Settings(ray_memory_threshold=0.98)
 AIM = int(TOTAL * 0.98) - GIB
 STEP_2048 = GIB // 2 + 2048 * (int(0.2 * GIB) // 1024)
 
@@ -70,8 +70,8 @@ def test_what_a_step_and_the_graphs_take(tokens, graphs, step, transient) -> Non
     ("cache", "typical", "certain"),
     [
         (None, GIB, 0),
-        (100 * GIB, 10 * GIB, int(5.5 * GIB)),
-        (100 * GIB, GIB, int(2.5 * GIB)),
+        (50 * GIB, 10 * GIB, 4 * GIB),
+        (100 * GIB, GIB, int(0.6 * GIB)),
         (100 * GIB, 0, 0),
         (0, GIB, 0),
     ],
@@ -189,9 +189,9 @@ BEYOND = LATE + GRAPHS // 2
 """What comes beyond vLLM's share on one memory, where the engine has said nothing of its graphs."""
 
 
-def sure(left: int) -> int:
-    """Return what is added to be sure where so much of the cache is left."""
-    return int(0.055 * max(0, left))
+def sure(left: int, rest: int) -> int:
+    """Return what is added to be sure where so much of the cache is left and so much still comes."""
+    return min(int(0.08 * max(0, left)), int(0.6 * rest))
 
 
 def test_a_reading_with_what_still_comes_above_the_aim_is_freed() -> None:
@@ -199,7 +199,7 @@ def test_a_reading_with_what_still_comes_above_the_aim_is_freed() -> None:
 
     assert (found.total_bytes, found.aim_bytes, found.read_bytes) == (TOTAL, AIM, 97 * GIB)
     over = 97 * GIB + REST - AIM
-    assert (found.rest_bytes, found.free_bytes) == (REST, over + sure(20 * GIB - over))
+    assert (found.rest_bytes, found.free_bytes) == (REST, over + sure(20 * GIB - over, REST))
     assert (found.phase, found.ceiling_share) == (Phase.SERVING, 0.9)
     assert (found.projected_bytes, found.share_bytes, found.step_share) == (None, None, None)
 
@@ -222,7 +222,23 @@ def test_what_is_added_to_be_sure_grows_with_them() -> None:
     found = need(failed(used_bytes=97 * GIB), known(repeats=1, kv_cache_bytes=20 * GIB))
 
     over = 97 * GIB + 2 * REST - AIM
-    assert found.free_bytes == over + 2 * sure(20 * GIB - over)
+    assert found.free_bytes == over + 2 * sure(20 * GIB - over, 2 * REST)
+
+
+def test_where_nothing_watches_what_is_left_above_the_limit_makes_it_sure() -> None:
+    """Of 100 GiB two are above the limit: nothing is killed there yet."""
+    kill, large = failed(used_bytes=97 * GIB), {"kv_cache_bytes": 60 * GIB}
+    over = 97 * GIB + REST - AIM
+    alone = replace(PLAIN, ray_memory_threshold=None)
+    guarded = replace(POLICY, guard_enforcing=True, guard_floor_bytes=2 * GIB)
+
+    assert need(kill, known(**large)).free_bytes == over + sure(60 * GIB, REST)
+    assert need(kill, known(alone, **large)).free_bytes == over
+    assert need(kill, known(**large), replace(POLICY, backend=Backend.MP)).free_bytes == over
+    assert need(kill, known(alone, **large), guarded).free_bytes == over + sure(60 * GIB, REST)
+    assert need(kill, known(alone, repeats=4, **large)).free_bytes == (
+        97 * GIB + 5 * REST - AIM + 5 * sure(60 * GIB - (97 * GIB + 5 * REST - AIM), 5 * REST) - 2 * GIB
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,17 +303,17 @@ def test_a_share_that_is_too_large_by_projection_is_freed_whatever_was_read(phas
 
     over = PROJECTED - AIM
     assert found.projected_bytes == PROJECTED
-    assert found.free_bytes == over + sure((cache or 0) - over)
+    assert found.free_bytes == over + sure((cache or 0) - over, found.rest_bytes)
 
 
 def test_a_peak_is_at_least_what_was_read_and_a_little_more() -> None:
-    """On a discrete GPU less than the little still comes while serving."""
+    """On a discrete GPU that is half as much."""
     above = {"used_bytes": PROJECTED + 1}
     device = need(failed(total_bytes=TOTAL, used_bytes=TOTAL), known(), DISCRETE)
 
     assert need(failed(**above), known(**BEFORE)).free_bytes == PROJECTED + 1 + GIB - AIM
-    assert device.rest_bytes < GIB
-    assert device.free_bytes == TOTAL + device.rest_bytes - device.aim_bytes
+    assert device.rest_bytes > GIB // 2
+    assert device.free_bytes == TOTAL + GIB // 2 - device.aim_bytes
 
 
 def test_a_refusal_asks_for_nothing_to_be_sure() -> None:
@@ -387,7 +403,7 @@ def test_with_a_cache_of_fixed_size_the_sum_of_what_is_known_is_to_be_expected(
     peak = 10 * GIB + 66 * GIB + 20 * GIB + int(2.2 * GIB) + LATE + STEP_2048 + graphs
     assert found.projected_bytes == peak
     over = peak - AIM
-    assert found.free_bytes == over + sure(20 * GIB - max(0, over))
+    assert found.free_bytes == over + sure(20 * GIB - max(0, over), found.rest_bytes)
 
 
 def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_make_it_larger() -> None:
@@ -398,7 +414,8 @@ def test_on_a_device_of_its_own_nothing_of_the_host_is_in_the_sum_and_failures_m
 
     peak = GIB // 2 + 96 * GIB + 2 * (int(2.2 * GIB) + LATE_DEVICE) + STEP_2048 + GRAPHS
     over = peak - found.aim_bytes
-    assert (found.projected_bytes, found.free_bytes) == (peak, over + 2 * sure(30 * GIB - over))
+    certain = 2 * sure(30 * GIB - over, found.rest_bytes)
+    assert (found.projected_bytes, found.free_bytes) == (peak, over + certain)
 
 
 @pytest.mark.parametrize(

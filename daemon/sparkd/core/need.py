@@ -207,7 +207,8 @@ def _to_free(diagnosis: Diagnosis, known: Known, sizes: _Sizes, rest: int, polic
     projected = _projected(sizes, known, policy)
     found = [] if projected is None else [projected]
     if sizes.read is not None:
-        found.append(sizes.read + (rest if projected is None else min(rest, spikes.LEAST_REST_BYTES)))
+        least = spikes.LEAST_REST_BYTES if policy.unified_memory else spikes.LEAST_REST_DEVICE_BYTES
+        found.append(sizes.read + (rest if projected is None else min(rest, least)))
     if not found:
         return 0 if diagnosis.cause in REFUSALS else rest
     over = max(found) - sizes.aim
@@ -215,7 +216,16 @@ def _to_free(diagnosis: Diagnosis, known: Known, sizes: _Sizes, rest: int, polic
         return max(0, over)
     # Of the cache that will be left: one that was asked for and never fitted says nothing.
     left = max(0, (known.cache_bytes or 0) - max(0, over))
-    return max(0, over + spikes.certainty_bytes(left, rest) * (1 + known.repeats))
+    sure = spikes.certainty_bytes(left, rest) * (1 + known.repeats)
+    return max(0, over + max(0, sure - _spare(sizes, known, policy)))
+
+
+def _spare(sizes: _Sizes, known: Known, policy: Policy) -> int:
+    """Return what is left above the limit before anything ends a process: nothing where a monitor acts."""
+    watched = policy.backend is Backend.RAY and known.settings.ray_memory_threshold is not None
+    if not policy.unified_memory or policy.guard_enforcing or watched:
+        return 0
+    return int((1 - RAISED_THRESHOLD) * sizes.pool)
 
 
 def _held_before(diagnosis: Diagnosis, known: Known, pool: int, policy: Policy) -> int | None:
