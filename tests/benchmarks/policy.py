@@ -8,8 +8,9 @@ Run: make bench-policy [SEED=s]. The last line is JSON:
 - `repeat_failure_share`: of all relaunches ordered, those that failed again.
 - `kv_kept`: KV cache of the recovered settings over the oracle's, at most 1 a case, mean over the recovered.
 - `recovered_share`: of the cases that can be recovered.
-- `hopeless`: cases that no settings within the operator's floors can save, counted apart: how many, and
-  for sparkd the share in which it ended with a person, and after how many relaunches.
+- `hopeless`: cases for which the oracle finds no settings within the operator's floors, counted apart: how
+  many, and for sparkd the share in which it ended with a person, the share in which it served all the same (a
+  context between the oracle's steps, a start with luck), and the relaunches of all.
 """
 
 from __future__ import annotations
@@ -196,14 +197,14 @@ PLAYERS: dict[str, Callable[[Truth], Player]] = {
 def bench(seed: str, cases: int, tell: Callable[[str], None]) -> dict[str, object]:
     """Return the figures of one seed; *tell* gets a line for each case that sparkd did not end in one."""
     scores = {name: Score() for name in PLAYERS}
-    hopeless: list[tuple[bool, int]] = []
+    hopeless: list[tuple[bool, bool, int]] = []
     for number in range(cases):
         truth = make_case(f"{seed}:{number}")
         best = best_settings(truth)
         if best is None:
             sparkd = Sparkd(truth)
             story = play(truth, sparkd)
-            hopeless.append((sparkd.escalated, story.relaunches))
+            hopeless.append((sparkd.escalated, story.recovered, story.relaunches))
             continue
         for name, player in PLAYERS.items():
             made = player(truth)
@@ -215,15 +216,18 @@ def bench(seed: str, cases: int, tell: Callable[[str], None]) -> dict[str, objec
         "cases": cases,
         "seed": seed,
         **{name: score.summary() for name, score in scores.items()},
-        "hopeless": {
-            "cases": len(hopeless),
-            "sparkd_escalated_share": round(statistics.fmean([e for e, _ in hopeless]), 4)
-            if hopeless
-            else 1.0,
-            "sparkd_relaunches_mean": round(statistics.fmean([n for _, n in hopeless]), 3)
-            if hopeless
-            else 0.0,
-        },
+        "hopeless": _hopeless(hopeless),
+    }
+
+
+def _hopeless(stories: list[tuple[bool, bool, int]]) -> dict[str, float]:
+    """What sparkd did where the oracle finds nothing."""
+    escalated, recovered, relaunches = zip(*stories, strict=True) if stories else ((True,), (False,), (0,))
+    return {
+        "cases": len(stories),
+        "sparkd_escalated_share": round(statistics.fmean(escalated), 4),
+        "sparkd_recovered_share": round(statistics.fmean(recovered), 4),
+        "sparkd_relaunches_mean": round(statistics.fmean(relaunches), 3),
     }
 
 
