@@ -154,6 +154,24 @@ def test_an_exhausted_node_at_the_floor_needs_a_person() -> None:
     assert found.explanation == "every memory setting is at its floor"
 
 
+def test_a_host_that_others_exhaust_beside_a_gpu_of_its_own_is_not_given_up_on_a_suggestion() -> None:
+    """Nothing of the engine's fills that memory once it reads lazily: what did may be gone."""
+    policy = replace(POLICY, unified_memory=False)
+    lazy = Settings(load_format=LoadFormat.LAZY)
+    suggested = diagnosed(EXHAUSTED, confidence=0.6)
+
+    tried = [chosen(suggested, facts(lazy, causes=(EXHAUSTED,) * n), policy) for n in range(3)]
+    assert [(r.action, r.settings, r.memory) for r in tried] == [
+        (GO, lazy, False),
+        (GO, lazy, False),
+        (STOP, lazy, True),
+    ]
+    proven = chosen(diagnosed(EXHAUSTED), facts(lazy), policy)
+    for given_up in (tried[-1], proven):
+        assert given_up.explanation == "no memory setting of the engine makes room in the node's own memory"
+        assert "stop other programs there" in given_up.needs
+
+
 def test_exhausted_nodes_before_count_as_failures_of_memory_and_others_do_not() -> None:
     def cut(*causes):
         knows = facts(lowest_available_bytes=3 * GIB, kv_cache_bytes=40 * GIB, causes=causes)

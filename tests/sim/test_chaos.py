@@ -42,6 +42,12 @@ MENDED = {
     102566: "of a head's silence only what was asked is known: one with a hole in it begins anew",
     2348: "the worlds: a crash disturbs what forms when it happens, not when it was planned",
     2570: "the worlds: a climb-back that is on disk is decided, also where its daemon died before it said so",
+    1438: "a pause says nothing of an engine that is not tried in it: nobody ends his part for quiet",
+    3007: "quiet in a pause, told by a head that is gone",
+    110599: "what a pause excuses is the engine that serves in it, not the one that starts",
+    103738: "what a new daemon reads before it takes the engine over is evidence of its end",
+    103463: "an engine that loads is quiet: of it a silence says nothing before its whole start is over",
+    112289: "a host that others exhaust beside a GPU of its own is not given up on a mere suggestion",
 }
 """Worlds beyond the fixed ones that broke a rule once, and what was learned."""
 

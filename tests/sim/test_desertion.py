@@ -16,6 +16,7 @@ HEAD, WORKER, RAY = "spark-a", "spark-b", UnitName.RAY
 def started() -> World:
     world = World()
     world.run_until(serving(world))
+    world.run_for(2 * world.head.policy.telemetry_every_s)  # the worker has heard of it
     return world
 
 
@@ -44,6 +45,22 @@ def test_a_worker_ends_its_part_when_the_heads_host_is_gone_on_every_path() -> N
     assert spent_s <= policy.peer_silence_s + 3 * 2.0 + 1.0
     (unit,) = world.nodes[WORKER].state.member.units
     assert (unit.generation, unit.state) == (1, UnitState.STOPPING)
+
+
+def test_an_engine_that_starts_is_quiet_for_as_long_as_its_whole_start_may_take() -> None:
+    world = World()
+    world.run_until(lambda: world.phase is Phase.LOADING_WEIGHTS)
+    world.run_for(2 * world.head.policy.telemetry_every_s)
+    lose_head(world, ev.Host.SILENT)
+    policy = world.nodes[WORKER].policy
+    start_s = policy.no_progress_s + sum(
+        s for phase, s in policy.phase_budget_s if phase is not Phase.VERIFYING
+    )
+
+    world.run_for(start_s)
+    assert lives(world)
+
+    world.run_until(lambda: not lives(world), limit_s=60)
 
 
 @pytest.mark.parametrize("host", [ev.Host.REFUSES, ev.Host.PINGS, ev.Host.UNKNOWN])

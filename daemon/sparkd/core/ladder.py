@@ -89,7 +89,7 @@ def rule_for(diagnosis: Diagnosis, policy: Policy) -> Rule:
     """Return the rule for a cause in a phase."""
     if diagnosis.cause in CAUSES:
         return CAUSES[diagnosis.cause]
-    if diagnosis.cause in HOST_CAUSES and not policy.unified_memory:
+    if not reaches(diagnosis, policy):
         return spare_the_host
     return PHASES.get(diagnosis.phase, free_bytes)
 
@@ -209,9 +209,14 @@ PHASES: dict[Phase | None, Rule] = {
 }
 
 
+def reaches(diagnosis: Diagnosis, policy: Policy) -> bool:
+    """Whether the engine's settings bound the memory that ran out: no host's beside a GPU with its own."""
+    return policy.unified_memory or diagnosis.cause not in HOST_CAUSES
+
+
 def end_of(diagnosis: Diagnosis, policy: Policy) -> str:
     """Return what only a person can do where the ladder ends."""
-    if diagnosis.cause in HOST_CAUSES and not policy.unified_memory:
+    if not reaches(diagnosis, policy):
         return "The node's own memory is short, not the GPU's: stop other programs there, or give it more."
     if diagnosis.cause == "kv_cache_too_small":
         return (

@@ -13,10 +13,11 @@ from typing import Any
 
 from sparkd.core import member
 from sparkd.core.events import Host, PeerProbed
+from sparkd.core.policy import Policy
 from sparkd.core.state import Peer
 from sparkd.core.turn import Turn
 from sparkd.signals.model import Proof, Signal
-from sparkd.words import Phase
+from sparkd.words import LIVE, Phase
 
 SIGNAL_ID = "observed_head_silent"
 QUIET_BYTES_PER_S = 1 << 17
@@ -27,6 +28,9 @@ GAP_MAX_S = 15.0
 """Between two answers farther apart nobody knows what was: a silence begins anew. A silent host is asked
 every 5 s (two paths of 2 s, a ping of 1 s); and the canary of an idle engine (4 tokens, 2 MiB) stands out of
 what is quiet within it."""
+
+STARTING = frozenset(LIVE[: LIVE.index(Phase.VERIFYING)])
+"""Phases in which an engine may be quiet for minutes: before its first canary."""
 
 UNASKED: dict[str, Any] = {"received": None, "deserted_since_s": None}
 """What is known of a silence where nobody could ask, or was not there to: it begins anew."""
@@ -76,16 +80,31 @@ def _note_deserted(turn: Turn, generation: int) -> bool:
     head = turn.state.peer(turn.policy.head)
     if head is None or head.deserted_since_s is None or head.received is None:
         return False
-    if head.telemetry is not None and head.telemetry.phase is Phase.PAUSED:
-        return False  # an idle engine is not tried in a pause: that nothing is received says nothing of it
-    if head.received[0] < head.deserted_since_s + turn.policy.no_progress_s:
+    limit_s = _borne_s(head, turn.policy)
+    if limit_s is None or head.received[0] < head.deserted_since_s + limit_s:
         return False
     text = (
         f"the host of {turn.policy.head} was silent on every path and nothing was received for "
-        f"{turn.policy.no_progress_s:g} s: {turn.state.node} ended its part of generation {generation}"
+        f"{limit_s:g} s: {turn.state.node} ended its part of generation {generation}"
     )
     source, node = "sparkd", turn.policy.head
     made = Signal(SIGNAL_ID, "peer_lost", Proof.PROVES, node, source, text, turn.now, generation, fatal=True)
     outbox = turn.member.outbox
     turn.set_member(deserted_generation=generation, outbox=replace(outbox, signals=(*outbox.signals, made)))
     return True
+
+
+def _borne_s(head: Peer, policy: Policy) -> float | None:
+    """Return for how long a silence is borne, by the head's last word; None = it says nothing.
+
+    An engine that serves is tried when it is idle. One that starts reads its weights without a byte of the
+    network: of it a silence says something only when the budgets of all phases of a start are over.
+    """
+    phase = head.telemetry.phase if head.telemetry is not None else None
+    if phase is Phase.PAUSED:  # an idle engine is not tried in a pause
+        return None
+    if phase in STARTING:
+        return policy.no_progress_s + sum(
+            limit_s for name, limit_s in policy.phase_budget_s if name in STARTING
+        )
+    return policy.no_progress_s

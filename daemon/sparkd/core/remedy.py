@@ -40,6 +40,7 @@ NCCL = (
 NCCL_STEP = "memory_step_for_nccl"
 """What is noted beside the causes of relaunches (`Facts.spent`) where an NCCL failure has taken its step."""
 AT_THE_FLOOR = "every memory setting is at its floor"
+NOT_THE_ENGINES = "no memory setting of the engine makes room in the node's own memory"
 UNDECIDED = (UNKNOWN, "killed_unspecified", "engine_dead_unspecified")
 
 
@@ -118,7 +119,7 @@ def choose(diagnosis: Diagnosis, facts: Facts, policy: Policy, now: float) -> Re
     if _held_by_others(diagnosis, facts, policy):
         return _wait_for_others(diagnosis, facts, policy, used)
     if cause in MEMORY:
-        return _memory(diagnosis, facts, policy)
+        return _memory(diagnosis, facts, policy, used)
     permanent = cause_info(cause).permanent
     if cause in UNDECIDED or (permanent and diagnosis.confidence < PROVEN):
         return _undecided(diagnosis, facts, policy, used)
@@ -162,8 +163,11 @@ def _accounts(causes: tuple[str, ...]) -> list[str]:
     return [account_of(cause) for cause in causes]
 
 
-def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
+def _memory(diagnosis: Diagnosis, facts: Facts, policy: Policy, used: int) -> Remedy:
     lowered = _one_step(diagnosis, facts, policy)
+    if lowered is None and diagnosis.confidence < PROVEN and used < policy.unknown_unchanged:
+        # A mere suggestion does not end the trying; nothing is known of these settings.
+        return _undecided(diagnosis, facts, policy, used)
     if lowered is None:
         return _at_the_floor(diagnosis, facts, policy)
     return replace(_relaunch(facts, policy, *lowered), memory=True)
@@ -255,7 +259,8 @@ def _comparable(facts: Facts, diagnosis: Diagnosis) -> Facts:
 
 def _at_the_floor(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Remedy:
     needs = diagnosis.advice or cause_info(diagnosis.cause).advice or ladder.end_of(diagnosis, policy)
-    return Remedy(Action.ESCALATE, facts.settings, AT_THE_FLOOR, needs=needs, memory=True)
+    why = AT_THE_FLOOR if ladder.reaches(diagnosis, policy) else NOT_THE_ENGINES
+    return Remedy(Action.ESCALATE, facts.settings, why, needs=needs, memory=True)
 
 
 def _known(diagnosis: Diagnosis, facts: Facts, policy: Policy) -> Known:
