@@ -289,14 +289,14 @@ def test_without_numbers_nobody_else_is_blamed(quantities) -> None:
     [
         (
             {"loading_available_bytes": 80 * GIB},
-            "114.1 GiB are to be expected from what the node held before",
+            "114.4 GiB are to be expected from what the node held before",
         ),
         ({"baseline_bytes": 90 * GIB}, "108.9 GiB are to be expected from what the node held before"),
         (
             {"baseline_bytes": 90 * GIB, "sizes": Sizes(start_free_bytes=70 * GIB)},
-            "123.5 GiB are to be expected from what the node held before",
+            "123.8 GiB are to be expected from what the node held before",
         ),
-        ({"lowest_available_bytes": GIB}, "99.0 GiB were in use, 4.2 GiB more are to be expected"),
+        ({"lowest_available_bytes": GIB}, "99.0 GiB were in use, 3.9 GiB more are to be expected"),
     ],
 )
 def test_a_memory_step_uses_all_that_was_measured_on_the_node(known, step) -> None:
