@@ -66,17 +66,17 @@ class _Session(MessageBus):
         """
         msg.serial = msg.serial or self.next_serial()
         sent: asyncio.Future[Any] = self._loop.create_future()
-        sent.add_done_callback(_fetched)
+        sent.add_done_callback(fetched)
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.schedule_write(msg, sent)
         return sent
 
 
-def _fetched(sent: asyncio.Future[Any]) -> None:
-    """Ask for its failure: asyncio writes of each that nobody has asked for."""
-    if not sent.cancelled():
-        sent.exception()
+def fetched(done: asyncio.Future[Any]) -> None:
+    """Ask for the failure of what may end when nobody waits for it: asyncio writes of each not asked for."""
+    if not done.cancelled():
+        done.exception()
 
 
 class SystemBus:

@@ -19,6 +19,7 @@ from sparkd.adapters.dbus import (
     SERVICE,
     RefusedError,
     SystemBus,
+    fetched,
     unit_path,
 )
 from sparkd.adapters.unitfacts import Facts, facts_of
@@ -97,7 +98,7 @@ class Services:
         asked = self._asked.get(unit)
         if asked is None or asked.done():
             asked = self._asked[unit] = asyncio.create_task(_facts(self._bus, unit), name=f"facts-{unit}")
-            asked.add_done_callback(_fetched)
+            asked.add_done_callback(fetched)
         facts = self._seen[unit] = await asyncio.shield(asked)
         return facts
 
@@ -237,12 +238,6 @@ class Services:
 
 async def _facts(bus: SystemBus, unit: UnitName) -> Facts:
     return facts_of(await bus.properties(unit_path(service(unit))))
-
-
-def _fetched(asked: asyncio.Task[Facts]) -> None:
-    """Ask for its failure: asyncio writes of each that nobody waits for any more."""
-    if not asked.cancelled():
-        asked.exception()
 
 
 def _rung(event: asyncio.Event) -> asyncio.Event:
