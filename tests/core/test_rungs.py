@@ -833,7 +833,7 @@ def test_where_smaller_steps_pay_for_all_the_cache_is_pinned_so_that_what_they_f
     wide = Settings(max_num_batched_tokens=32768)
     known = {"kv_cache_bytes": 4 * GIB}
     full = need_of(failed(used_bytes=TOTAL), Known(wide, total_bytes=TOTAL), wide, POLICY)
-    over = int(1.02 * GIB)  # more than a quarter of the cache; the rest of 1.12 GiB is added to be sure
+    over = int(1.02 * GIB)  # over a quarter of the cache: 0.78 GiB, and what is added to be sure
     used = TOTAL - full.free_bytes + int(0.78 * GIB)
     assert over < 0.08 * (4 * GIB - 0.78 * GIB) + 0.78 * GIB
 

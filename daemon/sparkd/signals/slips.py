@@ -16,7 +16,8 @@ _PACKAGES = ("/vllm/", "/sglang/srt/")
 # What meets files, settings, devices and other packages: an error there is seldom its own.
 _MEETS_OTHERS = re.compile(
     r"(?:v1/)?(?:entrypoints/|platforms/|compilation/|utils|config|executor/|usage/|plugins/|lora/)"
-    r"|transformers_utils/|third_party/|server_args|_custom_ops|model_executor/(?:model_loader/|kernels/|layers/quantization/)"
+    r"|transformers_utils/|third_party/|server_args|_custom_ops"
+    r"|model_executor/(?:model_loader/|kernels/|layers/quantization/)"
     r"|\S{0,200}(?:(?:site|dist)-packages|/lib/python)"
 )
 _OF_WEIGHTS = re.compile(r"load|weight|verify")
