@@ -60,6 +60,12 @@ OTHERS = [
     ("/srv/lib/python3.12/json/decoder.py", "raw_decode", "KeyError: 'a'"),
     ("/srv/sglang/python/sglang/srt/managers/scheduler.py", "run_scheduler_process", "OSError: no memory"),
     ("/srv/lib/site-packages/vllm/v1/worker/gpu_worker.py", "profile", "ValueError: a request of mine"),
+    ("/home/me/serve.py", "main", "TypeError: Worker.run() got an unexpected keyword argument 'x'"),
+    (
+        "/srv/lib/site-packages/vllm/config/parallel.py",
+        "__post_init__",
+        "TypeError: f() takes 1 positional argument but 2 were given",
+    ),
 ]
 
 

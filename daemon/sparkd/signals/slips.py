@@ -28,7 +28,8 @@ _SIZES = re.compile(
     r"^(?:Runtime|Value)Error: [^\n]{0,200}(?:\bshapes?\b|size of tensor|placeholders\b|probability tensor)"
 )
 _COMPUTES = re.compile(r"(?:model_executor/)?models/|v1/worker/|v1/sample/|worker/|managers/|layers/sampler")
-# A call that its function does not take: both are the engine's, unless a person's script called.
+# A call that its function does not take, where no trace is in view: both are the engine's, unless a person's
+# script called.
 _WRONG_CALL = re.compile(
     r"^TypeError: (?!(?:Async)?EngineArgs|(?:Async)?LLM\b|SamplingParams)[A-Za-z_][\w.]{0,120}\(\) "
     r"(?:got an unexpected keyword argument|missing \d{1,2} required (?:positional|keyword-only) argument"
@@ -38,9 +39,11 @@ _WRONG_CALL = re.compile(
 
 def is_engines_own(text: str, raised: str) -> bool:
     """Return whether the exception *raised*, with which the trace *text* ends, is the engine's own error."""
-    if _WRONG_CALL.match(raised):
-        return True
-    inside, function = _innermost(text)
+    frames = _FRAME.findall(text)
+    if not frames:
+        return _WRONG_CALL.match(raised) is not None
+    path, function = frames[-1]
+    inside = _inside(path)
     if inside is None or _OF_WEIGHTS.search(function):
         return False
     if _SIZES.match(raised):
@@ -48,11 +51,7 @@ def is_engines_own(text: str, raised: str) -> bool:
     return is_slip(raised) and not _MODEL_PART.match(raised) and _MEETS_OTHERS.match(inside) is None
 
 
-def _innermost(text: str) -> tuple[str | None, str]:
-    """Return the innermost frame's file, as the engine's package names it, and function; None elsewhere."""
-    frames = _FRAME.findall(text)
-    if not frames:
-        return None, ""
-    path, function = frames[-1]
+def _inside(path: str) -> str | None:
+    """Return a file as the engine's package names it, None where it stands outside."""
     package = next((name for name in _PACKAGES if name in path), None)
-    return (None, "") if package is None else (path.rpartition(package)[2], function)
+    return None if package is None else path.rpartition(package)[2]
